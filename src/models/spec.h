@@ -1,0 +1,132 @@
+#pragma once
+// The contract between a model family and the trainer. The trainer knows only these types, never a family's name.
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/config/visitor.h"
+#include "data/dataset.h"
+#include "data/sample.h"
+#include "nn/module.h"
+
+namespace longship::models {
+
+/// A collated batch of one family. All tensors live on one device. `sample_ids[i]` is the global sample id of row i.
+class Batch {
+ public:
+  virtual ~Batch() = default;
+  /// Copies every tensor to `device` (non-blocking from pinned memory); host-side plans stay where they are.
+  virtual void to(at::Device device) = 0;
+  int64_t size() const { return static_cast<int64_t>(sample_ids.size()); }
+  std::vector<int64_t> sample_ids;
+};
+
+/// Key of every random draw of a step: results depend on it and on the sample id, never on workers or ranks.
+struct DrawKey {
+  uint64_t seed = 0;
+  uint64_t step = 0;  // optimizer step for training; draw number for sampling
+};
+
+struct LossResult {
+  at::Tensor loss;  // [] fp32, with autograd graph; the mean that is differentiated
+  std::vector<std::pair<std::string, at::Tensor>> metrics;  // further scalars [] fp32, detached
+};
+
+enum class ParamRole {
+  kTrainable,  // receives a gradient
+  kFrozen,     // requires_grad false; never touched by the optimizer (frozen by choice, or dead by structure)
+  kDecayOnly,  // gradient is exactly zero by structure: only the decoupled decay applies
+};
+
+struct ParamInfo {
+  std::string name;  // public checkpoint name
+  at::Tensor tensor;
+  ParamRole role = ParamRole::kTrainable;
+};
+
+/// A named host tensor for export.
+struct NamedTensor {
+  std::string name;
+  at::Tensor tensor;
+};
+
+/// One model on one device.
+class Policy {
+ public:
+  virtual ~Policy() = default;
+  virtual nn::Module& module() = 0;
+  /// Every parameter in a stable order under its public name. Freeze options are already applied.
+  virtual std::vector<ParamInfo> parameters() = 0;
+  /// Flow-matching (or other) loss; noise and time are drawn from `key` and the batch's sample ids.
+  virtual LossResult loss(const Batch& batch, const DrawKey& key) = 0;
+  /// Predicted action chunks, normalised, [B, horizon, action_dim] fp32 on the model's device. Call under no-grad.
+  virtual at::Tensor sample(const Batch& batch, const DrawKey& key) = 0;
+  /// Loads weights from a public checkpoint file or folder, strict in both directions. Throws CheckpointError with all names.
+  virtual void load_weights(const std::filesystem::path& path) = 0;
+  /// The tensors of the public checkpoint, complete, in public order; `values` replaces parameters by name where
+  /// given (EMA). Tensors may alias parameters.
+  virtual std::vector<NamedTensor> export_weights(std::span<const NamedTensor> values) = 0;
+};
+
+/// Turns raw samples into batches of the family, and actions back into raw units. Const and thread-safe.
+class Transform {
+ public:
+  virtual ~Transform() = default;
+  /// One prepared sample on the host.
+  class Item {
+   public:
+    virtual ~Item() = default;
+    int64_t sample_id = 0;
+  };
+  /// Which columns and cameras at which frame offsets a sample needs.
+  virtual data::WindowSpec windows() const = 0;
+  /// Throws DataError (for example when the prompt is longer than the token limit).
+  virtual std::unique_ptr<Item> prepare(const data::RawSample& sample) const = 0;
+  virtual std::unique_ptr<Batch> collate(std::span<const std::unique_ptr<Item>> items) const = 0;
+  /// actions [B, horizon, action_dim] normalised, host fp32 -> raw units.
+  virtual at::Tensor denormalise_actions(const at::Tensor& actions) const = 0;
+  /// Cheap checks of the whole dataset against the model before step 1 (action dimension, cameras, prompt lengths).
+  virtual void check_dataset(const data::Dataset& dataset) const = 0;
+};
+
+/// Base of a family's `model:` section. `reflect` lists every field; family-specific ones included.
+class ModelConfig {
+ public:
+  virtual ~ModelConfig() = default;
+  virtual void reflect(config::Visitor& visitor) = 0;
+  std::string family;
+};
+
+struct BuildOptions {
+  at::Device device = at::kCPU;  // kMeta builds shapes only
+  at::ScalarType dtype = at::kFloat;
+  uint64_t seed = 0;  // random initialisation, used when no checkpoint is loaded
+};
+
+class ModelFamily {
+ public:
+  virtual ~ModelFamily() = default;
+  virtual std::string name() const = 0;
+  virtual std::string summary() const = 0;
+  virtual std::unique_ptr<ModelConfig> make_config() const = 0;
+  /// Builds with random weights; the caller loads a checkpoint afterwards when the configuration names one.
+  virtual std::unique_ptr<Policy> build(const ModelConfig& config, const BuildOptions& options) const = 0;
+  virtual std::unique_ptr<Transform> make_transform(const ModelConfig& config, const data::Dataset& dataset) const = 0;
+  /// `config.json` of an exported checkpoint under upstream's own keys.
+  virtual std::string export_config_json(const ModelConfig& config, const data::Dataset& dataset) const = 0;
+  /// Reads an exported or public `config.json` into the family's configuration.
+  virtual std::unique_ptr<ModelConfig> import_config_json(const std::filesystem::path& path) const = 0;
+};
+
+/// Throws ConfigError with the nearest name when unknown.
+const ModelFamily& find_family(const std::string& name);
+std::vector<const ModelFamily*> all_families();
+
+}  // namespace longship::models
