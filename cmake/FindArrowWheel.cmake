@@ -8,7 +8,7 @@ if(_arrow_dirs)
 endif()
 include(FindPackageHandleStandardArgs)
 find_package_handle_standard_args(ArrowWheel REQUIRED_VARS LS_ARROW_DIR LS_ARROW_LIB LS_PARQUET_LIB
-  REASON_FAILURE_MESSAGE "no pyarrow in ${LS_VENV}; run scripts/build.sh")
+  REASON_FAILURE_MESSAGE "no pyarrow in ${LS_VENV}: run scripts/build.sh")
 if(ArrowWheel_FOUND AND NOT TARGET arrow_wheel)
   add_library(arrow_wheel INTERFACE)
   target_include_directories(arrow_wheel SYSTEM INTERFACE "${LS_ARROW_DIR}/include")

@@ -6,7 +6,7 @@ if(_torch_dirs)
 endif()
 include(FindPackageHandleStandardArgs)
 find_package_handle_standard_args(TorchWheel REQUIRED_VARS LS_TORCH_DIR
-  REASON_FAILURE_MESSAGE "no torch in ${LS_VENV}; run scripts/build.sh or: python3 -m venv .venv && .venv/bin/pip install torch==2.11.0")
+  REASON_FAILURE_MESSAGE "no torch in ${LS_VENV}: run scripts/build.sh or: python3 -m venv .venv && .venv/bin/pip install torch==2.11.0")
 if(TorchWheel_FOUND AND NOT TARGET torch_wheel)
   add_library(torch_wheel INTERFACE)
   target_include_directories(torch_wheel SYSTEM INTERFACE "${LS_TORCH_DIR}/include"
