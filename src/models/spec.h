@@ -96,12 +96,22 @@ class Transform {
   virtual void check_dataset(const data::Dataset& dataset) const = 0;
 };
 
-/// Base of a family's `model:` section. `reflect` lists every field; family-specific ones included.
+/// The part of the recipe's `data:` section that shapes a model's inputs. The recipe loader fills it before build() and
+/// make_transform(); an imported checkpoint fills it from its config.json.
+struct DataBinding {
+  int64_t horizon = 50;  // action steps per chunk
+  /// (model's camera slot, dataset's camera), in slot order; empty = the family's own rule, which must be unambiguous.
+  std::vector<std::pair<std::string, std::string>> cameras;
+};
+
+/// Base of a family's `model:` section. `reflect` lists every field of that section, family-specific ones included;
+/// `data` is not part of it.
 class ModelConfig {
  public:
   virtual ~ModelConfig() = default;
   virtual void reflect(config::Visitor& visitor) = 0;
   std::string family;
+  DataBinding data;
 };
 
 struct BuildOptions {
