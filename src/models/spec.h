@@ -2,6 +2,7 @@
 // The contract between a model family and the trainer. The trainer knows only these types, never a family's name.
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/stack.h>
 
 #include <cstdint>
 #include <filesystem>
@@ -68,6 +69,15 @@ class Policy {
   virtual LossResult loss(const Batch& batch, const DrawKey& key) = 0;
   /// Predicted action chunks, normalised, [B, horizon, action_dim] fp32 on the model's device. Call under no-grad.
   virtual at::Tensor sample(const Batch& batch, const DrawKey& key) = 0;
+  /// Several independent chunks per row, [draws, B, horizon, action_dim]; draw d is sample(batch, {seed, d}). Families
+  /// that can, encode the observation once for all draws.
+  virtual at::Tensor sample_draws(const Batch& batch, uint64_t seed, int64_t draws) {
+    std::vector<at::Tensor> chunks;
+    for (int64_t d = 0; d < draws; ++d) {
+      chunks.push_back(sample(batch, DrawKey{seed, static_cast<uint64_t>(d)}));
+    }
+    return at::stack(chunks);
+  }
   /// Loads weights from a public checkpoint file or folder, strict in both directions. Throws CheckpointError with all names.
   virtual void load_weights(const std::filesystem::path& path) = 0;
   /// The tensors of the public checkpoint, complete, in public order; `values` replaces parameters by name where
