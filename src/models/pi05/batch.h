@@ -1,0 +1,44 @@
+#pragma once
+// The collated batch of Pi0 and Pi0.5: only present pictures and valid text tokens, packed, so that
+// padding does no work.
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "models/spec.h"
+
+namespace longship::models {
+
+/// B samples, V present pictures over all samples, T valid text tokens over all samples, S picture
+/// size, A horizon, D padded action and state width. Host plans (`*_per_sample`) say how the packed
+/// dimensions split; they never leave the host.
+struct Pi05Batch : Batch {
+  at::Tensor images;         // [V, 3, S, S] fp32 in [-1, 1]; sample-major, then slot order
+  at::Tensor token_ids;      // [T] int64; sample-major
+  at::Tensor state;          // [B, D] fp32, normalised, zero-padded
+  at::Tensor actions;        // [B, A, D] fp32, normalised, zero-padded
+  at::Tensor action_is_pad;  // [B, A] bool, true behind the end of the episode
+  at::Tensor noise;          // [B, A, D] fp32 injected, or undefined: drawn by the model
+  at::Tensor time;           // [B] fp32 injected, or undefined: drawn by the model
+  std::vector<int64_t> images_per_sample;  // [B], sums to V
+  std::vector<int64_t> tokens_per_sample;  // [B], sums to T
+
+  /// Moves every defined tensor, non-blocking (the caller keeps pinned sources alive until the
+  /// stream has copied).
+  void to(at::Device device) override;
+  /// Throws ShapeError naming the field when shapes, dtypes or host plans do not fit each other.
+  void check() const;
+};
+
+/// Packs the padded layout of the reference implementations.
+/// images [B, C, 3, S, S] fp32, image_masks [B, C] bool, tokens [B, L] int32/int64, token_mask [B,
+/// L] bool, state [B, D] fp32 or undefined, actions [B, A, D] fp32 or undefined, action_is_pad [B,
+/// A] bool or undefined (none). Sample ids become 0..B-1. Valid tokens keep their order. Throws
+/// ShapeError.
+Pi05Batch pack(const at::Tensor& images, const at::Tensor& image_masks, const at::Tensor& tokens,
+               const at::Tensor& token_mask, const at::Tensor& state, const at::Tensor& actions,
+               const at::Tensor& action_is_pad);
+
+}  // namespace longship::models
