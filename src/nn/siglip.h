@@ -1,0 +1,76 @@
+#pragma once
+// SigLIP vision transformer without pooling head, parameter names as in transformers' SiglipVisionModel.
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <vector>
+
+#include "nn/linear.h"
+#include "nn/mlp.h"
+#include "nn/module.h"
+
+namespace longship::nn {
+
+struct SiglipSizes {
+  int64_t image_size = 224;  // pixels, square
+  int64_t patch_size = 14;   // stride = size, VALID: surplus pixels on the right and at the bottom are ignored
+  int64_t width = 1152;
+  int64_t depth = 27;
+  int64_t num_heads = 16;
+  int64_t mlp_dim = 4304;
+  double eps = 1e-6;
+  int64_t num_tokens() const { return (image_size / patch_size) * (image_size / patch_size); }
+};
+
+/// Dtypes of the vision tower: GEMMs run in `gemm`, the residual stream and the norms in `stream`.
+struct SiglipPrecision {
+  at::ScalarType gemm = at::kFloat;
+  at::ScalarType stream = at::kFloat;
+};
+
+class SiglipAttention : public Module {
+ public:
+  SiglipAttention(int64_t width, int64_t num_heads);
+  /// x [V, T, width] in the GEMM dtype -> same.
+  at::Tensor forward(const at::Tensor& x) const;
+
+  Linear q_proj, k_proj, v_proj, out_proj;
+
+ private:
+  int64_t num_heads_;
+};
+
+class SiglipLayer : public Module {
+ public:
+  explicit SiglipLayer(const SiglipSizes& sizes);
+  at::Tensor forward(const at::Tensor& x, const SiglipPrecision& precision) const;
+
+  LayerNorm layer_norm1;
+  SiglipAttention self_attn;
+  LayerNorm layer_norm2;
+  Mlp mlp;
+};
+
+/// Registers everything under "vision_model.".
+class SiglipTower : public Module {
+ public:
+  explicit SiglipTower(const SiglipSizes& sizes);
+
+  /// images [V, 3, S, S] fp32 in [-1, 1] -> patch embeddings + positions [V, T, width], stream dtype. Throws ShapeError.
+  at::Tensor embed(const at::Tensor& images, const SiglipPrecision& precision) const;
+  /// The encoder layers and the last norm: [V, T, width] -> [V, T, width] in the stream dtype.
+  at::Tensor encode(const at::Tensor& embeddings, const SiglipPrecision& precision) const;
+
+  const SiglipSizes& sizes() const { return sizes_; }
+
+ private:
+  SiglipSizes sizes_;
+  at::Tensor patch_weight_;  // [width, 3, patch, patch]
+  at::Tensor patch_bias_;
+  at::Tensor position_;  // [T, width]
+  std::vector<std::unique_ptr<SiglipLayer>> layers_;
+  LayerNorm post_layernorm_;
+};
+
+}  // namespace longship::nn
