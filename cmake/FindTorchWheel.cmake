@@ -15,9 +15,12 @@ if(TorchWheel_FOUND AND NOT TARGET torch_wheel)
   target_link_libraries(torch_wheel INTERFACE "${LS_TORCH_DIR}/lib/libtorch_cpu.so" "${LS_TORCH_DIR}/lib/libc10.so")
   target_link_options(torch_wheel INTERFACE "-Wl,-rpath,${LS_TORCH_DIR}/lib")
   if(LS_CUDA)
+    # Only the few files that speak to CUDA see its headers; all others compile to the same objects in both flavours,
+    # so one compiler cache serves both.
+    add_library(torch_cuda_headers INTERFACE)
+    target_include_directories(torch_cuda_headers SYSTEM INTERFACE ${CUDAToolkit_INCLUDE_DIRS})
+    target_compile_definitions(torch_cuda_headers INTERFACE LS_CUDA_ENABLED)
     # libtorch_cuda registers its kernels when it is loaded, so it must be linked although no symbol asks for it.
-    target_compile_definitions(torch_wheel INTERFACE)
-    target_include_directories(torch_wheel SYSTEM INTERFACE ${CUDAToolkit_INCLUDE_DIRS})
     target_link_libraries(torch_wheel INTERFACE "${LS_TORCH_DIR}/lib/libc10_cuda.so"
       -Wl,--no-as-needed "${LS_TORCH_DIR}/lib/libtorch_cuda.so" -Wl,--as-needed)
   endif()

@@ -28,7 +28,7 @@ endif()
 add_library(longship_flags INTERFACE)
 target_include_directories(longship_flags INTERFACE "${CMAKE_SOURCE_DIR}/src")
 target_compile_options(longship_flags INTERFACE
-  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wshadow -Werror -Wno-unknown-pragmas>
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wshadow -Werror -Wno-unknown-pragmas -fopenmp-simd>
   $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CXX_COMPILER_ID:GNU>>:-fpch-preprocess -Winvalid-pch>)
 if(LS_SANITIZE)
   target_compile_options(longship_flags INTERFACE -fsanitize=${LS_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)

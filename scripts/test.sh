@@ -1,0 +1,7 @@
+#!/usr/bin/env bash
+# Builds Longship with its tests and runs them. GPU tests are skipped where there is no GPU.
+# Usage: scripts/test.sh [arguments for ctest, e.g. -R Safetensors]
+set -euo pipefail
+cd "$(dirname "$0")/.."
+scripts/build.sh --tests
+.venv/bin/ctest --test-dir build --output-on-failure --parallel "$(nproc)" --progress "$@"

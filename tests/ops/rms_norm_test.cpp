@@ -1,0 +1,175 @@
+#include "ops/rms_norm.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/abs.h>
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/manual_seed.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/rsqrt.h>
+#include <ATen/ops/zeros.h>
+
+#include "base/error.h"
+#include "runtime/device.h"
+
+namespace longship::ops {
+namespace {
+
+struct Shape {
+  int64_t rows, groups, width;
+};
+
+void PrintTo(const Shape& s, std::ostream* out) { *out << s.rows << "x" << s.width << " groups " << s.groups; }
+
+/// The definition, written with the tensor library.
+at::Tensor composite(const at::Tensor& x, const at::Tensor& scale, const std::optional<at::Tensor>& shift, double eps) {
+  const int64_t groups = scale.dim() == 2 ? scale.size(0) : 1;
+  const int64_t width = x.size(-1);
+  const at::Tensor grouped = x.reshape({groups, -1, width});
+  const at::Tensor rstd = at::rsqrt(grouped.pow(2).mean({-1}, true) + eps);
+  at::Tensor y = grouped * rstd * (1 + scale.reshape({groups, 1, width}));
+  if (shift.has_value()) y = y + shift->reshape({groups, 1, width});
+  return y.reshape(x.sizes());
+}
+
+at::Tensor random(std::vector<int64_t> sizes, at::ScalarType type = at::kDouble, at::Device device = at::kCPU) {
+  return at::randn(sizes, at::TensorOptions().dtype(at::kDouble)).to(device, type);
+}
+
+class RmsNormShapes : public ::testing::TestWithParam<Shape> {};
+
+TEST_P(RmsNormShapes, ForwardMatchesDefinition) {
+  const auto [rows, groups, width] = GetParam();
+  const at::Tensor x = random({rows, width}, at::kFloat);
+  const at::Tensor scale = random({groups, width}, at::kFloat);
+  const at::Tensor shift = random({groups, width}, at::kFloat);
+  EXPECT_TRUE(at::allclose(rms_norm(x, scale, shift, 1e-6), composite(x, scale, shift, 1e-6), 1e-5, 1e-5));
+  EXPECT_TRUE(at::allclose(rms_norm(x, scale, std::nullopt, 1e-6), composite(x, scale, std::nullopt, 1e-6), 1e-5, 1e-5));
+}
+
+TEST_P(RmsNormShapes, GradientsMatchCompositeAutograd) {
+  const auto [rows, groups, width] = GetParam();
+  std::vector<at::Tensor> ours, theirs;
+  for (const auto& sizes : {std::vector<int64_t>{rows, width}, {groups, width}, {groups, width}}) {
+    ours.push_back(random(sizes).set_requires_grad(true));
+    theirs.push_back(ours.back().detach().clone().set_requires_grad(true));
+  }
+  const at::Tensor weight = random({rows, width});
+  (rms_norm(ours[0], ours[1], ours[2], 1e-6) * weight).sum().backward();
+  (composite(theirs[0], theirs[1], theirs[2], 1e-6) * weight).sum().backward();
+  for (size_t i = 0; i < ours.size(); ++i) {
+    EXPECT_TRUE(at::allclose(ours[i].grad(), theirs[i].grad(), 1e-9, 1e-10)) << "argument " << i;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, RmsNormShapes,
+                         ::testing::Values(Shape{1, 1, 1}, Shape{7, 1, 5}, Shape{64, 1, 33}, Shape{65, 1, 48},
+                                           Shape{130, 1, 128}, Shape{12, 4, 20}, Shape{200, 2, 65}, Shape{6, 6, 17}));
+
+TEST(RmsNorm, NumericalGradientInFloat64) {
+  const at::Tensor x = random({6, 5}).set_requires_grad(true);
+  const at::Tensor scale = random({2, 5}).set_requires_grad(true);
+  const at::Tensor shift = random({2, 5}).set_requires_grad(true);
+  const at::Tensor weight = random({6, 5});
+  const auto value = [&] { return (rms_norm(x, scale, shift, 1e-6) * weight).sum(); };
+  value().backward();
+  constexpr double kStep = 1e-6;
+  for (const at::Tensor& argument : {x, scale, shift}) {
+    at::Tensor data = argument.detach();
+    for (int64_t i = 0; i < data.numel(); ++i) {
+      double* element = data.mutable_data_ptr<double>() + i;
+      const double saved = *element;
+      *element = saved + kStep;
+      const double up = value().item<double>();
+      *element = saved - kStep;
+      const double down = value().item<double>();
+      *element = saved;
+      const double numeric = (up - down) / (2 * kStep);
+      EXPECT_NEAR(argument.grad().reshape({-1})[i].item<double>(), numeric, 1e-5 + 1e-3 * std::abs(numeric));
+    }
+  }
+}
+
+TEST(RmsNorm, BFloat16RoundsOnlyTheResult) {
+  const at::Tensor x = random({40, 64}, at::kBFloat16);
+  const at::Tensor scale = random({64}, at::kFloat);
+  const at::Tensor expected = composite(x.to(at::kFloat), scale, std::nullopt, 1e-6).to(at::kBFloat16);
+  const at::Tensor y = rms_norm(x, scale, std::nullopt, 1e-6);
+  EXPECT_EQ(y.scalar_type(), at::kBFloat16);
+  EXPECT_TRUE(at::allclose(y.to(at::kFloat), expected.to(at::kFloat), 8e-3, 1e-6));
+}
+
+TEST(RmsNorm, SameBitsForAnyNumberOfThreads) {
+  const at::Tensor base = random({1000, 96}, at::kFloat);
+  const at::Tensor weight = random({1000, 96}, at::kFloat);
+  std::vector<at::Tensor> gradients;
+  const int saved = at::get_num_threads();
+  for (int threads : {1, 2, 3}) {
+    at::set_num_threads(threads);
+    const at::Tensor x = base.clone().set_requires_grad(true);
+    const at::Tensor scale = at::zeros({96}).set_requires_grad(true);
+    (rms_norm(x, scale, std::nullopt, 1e-6) * weight).sum().backward();
+    gradients.push_back(scale.grad());
+    gradients.push_back(x.grad());
+  }
+  at::set_num_threads(saved);
+  for (size_t i = 2; i < gradients.size(); ++i) EXPECT_TRUE(at::equal(gradients[i], gradients[i % 2]));
+}
+
+TEST(RmsNorm, ZeroRows) {
+  const at::Tensor y = rms_norm(at::empty({0, 8}), at::zeros({8}), std::nullopt, 1e-6);
+  EXPECT_EQ(y.sizes(), at::IntArrayRef({0, 8}));
+}
+
+TEST(RmsNorm, MetaShapesEqualRealShapes) {
+  const auto meta = at::TensorOptions().device(at::kMeta);
+  const at::Tensor y = rms_norm(at::empty({3, 4, 16}, meta), at::empty({16}, meta), std::nullopt, 1e-6);
+  EXPECT_TRUE(y.is_meta());
+  EXPECT_EQ(y.sizes(), at::IntArrayRef({3, 4, 16}));
+}
+
+TEST(RmsNorm, WrongWidthNamesTheShapes) {
+  try {
+    rms_norm(at::zeros({2, 8}), at::zeros({7}), std::nullopt, 1e-6);
+    FAIL() << "no error";
+  } catch (const ShapeError& e) {
+    EXPECT_THAT(e.what(), ::testing::HasSubstr("D = 8, got [7]"));
+  }
+}
+
+TEST(RmsNorm, UnevenGroupsAreRefused) {
+  EXPECT_THROW(rms_norm(at::zeros({5, 8}), at::zeros({2, 8}), std::nullopt, 1e-6), ShapeError);
+}
+
+TEST(RmsNormGpu, MatchesCpuForwardAndBackward) {
+  if (!runtime::cuda_available()) GTEST_SKIP() << "no CUDA device on this machine";
+  for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+    for (const Shape s : {Shape{7, 1, 5}, Shape{300, 3, 1024}, Shape{65, 1, 2048}, Shape{12, 4, 33}}) {
+      std::vector<at::Tensor> results[2];
+      const at::Tensor x0 = random({s.rows, s.width}, type);
+      const at::Tensor scale0 = random({s.groups, s.width}, at::kFloat);
+      const at::Tensor shift0 = random({s.groups, s.width}, at::kFloat);
+      const at::Tensor weight = random({s.rows, s.width}, type);
+      for (int on_gpu : {0, 1}) {
+        const at::Device device = on_gpu ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU);
+        const at::Tensor x = x0.to(device).set_requires_grad(true);
+        const at::Tensor scale = scale0.to(device).set_requires_grad(true);
+        const at::Tensor shift = shift0.to(device).set_requires_grad(true);
+        const at::Tensor y = rms_norm(x, scale, shift, 1e-6);
+        (y * weight.to(device)).sum().backward();
+        results[on_gpu] = {y.detach().cpu(), x.grad().cpu(), scale.grad().cpu(), shift.grad().cpu()};
+      }
+      const double tolerance = type == at::kFloat ? 2e-5 : 2e-2;
+      for (size_t i = 0; i < 4; ++i) {
+        const at::Tensor a = results[0][i].to(at::kDouble);
+        const at::Tensor b = results[1][i].to(at::kDouble);
+        EXPECT_LE(at::abs(a - b).max().item<double>(), tolerance * std::max(1.0, at::abs(a).max().item<double>()));
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace longship::ops
