@@ -4,6 +4,8 @@
 
 #include <cmath>
 #include <span>
+#include <utility>
+#include <vector>
 
 #include "base/rng.h"
 
@@ -11,13 +13,6 @@ namespace longship::nn {
 namespace {
 
 constexpr double kTruncation = 3.0;
-
-/// FNV-1a, 64 bit.
-uint64_t hash_name(std::string_view name) {
-  uint64_t h = 1469598103934665603ULL;
-  for (const char c : name) h = (h ^ static_cast<unsigned char>(c)) * 1099511628211ULL;
-  return h;
-}
 
 }  // namespace
 
