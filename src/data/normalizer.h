@@ -16,6 +16,7 @@ enum class NormMode {
   kQuantiles,  // q01 -> -1, q99 -> 1, not clipped
   kMeanStd,    // (x - mean) / std
   kMinMax,     // min -> -1, max -> 1
+  kScale,      // x / max(|min|, |max|); LoongForge only
   kIdentity,
 };
 
@@ -27,8 +28,8 @@ enum class NormFlavour {
   kLoongforge,  // a zero range or std becomes 1e-8 on the way in only
 };
 
-/// "quantiles", "mean_std", "min_max", "identity"; "longship", "openpi", "lerobot", "loongforge".
-/// Throw ConfigError.
+/// "quantiles", "mean_std", "min_max", "scale", "identity"; "longship", "openpi", "lerobot",
+/// "loongforge". Throw ConfigError.
 NormMode parse_norm_mode(std::string_view name);
 NormFlavour parse_norm_flavour(std::string_view name);
 std::string_view norm_mode_name(NormMode mode);
