@@ -120,6 +120,9 @@ class ModelConfig {
  public:
   virtual ~ModelConfig() = default;
   virtual void reflect(config::Visitor& visitor) = 0;
+  /// Takes what the configuration leaves open from the dataset (action and state widths). Call once, after `data` is
+  /// filled and before build() and make_transform(). Throws ConfigError when both say different things.
+  virtual void bind_dataset(const data::Dataset& dataset) { static_cast<void>(dataset); }
   std::string family;
   DataBinding data;
 };

@@ -53,6 +53,7 @@ void Pi05VisionOverrides::reflect(config::Visitor& v) {
   v.field("num_hidden_layers", num_hidden_layers, positive("layers of the vision tower"));
   v.field("num_attention_heads", num_attention_heads, positive("heads; must divide hidden_size"));
   v.field("intermediate_size", intermediate_size, positive("hidden width of the vision MLP"));
+  v.field("layer_norm_eps", layer_norm_eps, {"epsilon of the vision tower's LayerNorms", "", 0, 1});
 }
 
 void Pi05TextOverrides::reflect(config::Visitor& v) {
@@ -62,6 +63,8 @@ void Pi05TextOverrides::reflect(config::Visitor& v) {
   v.field("num_kv_heads", num_kv_heads, {"key-value heads of both streams; must divide the 8 query heads", "", 1, 8});
   v.field("head_dim", head_dim, positive("head dimension of both streams; even"));
   v.field("vocab_size", vocab_size, positive("rows of the token embedding"));
+  v.field("rms_norm_eps", rms_norm_eps, {"epsilon of the RMS norms of both streams", "", 0, 1});
+  v.field("rope_theta", rope_theta, {"base of the rotary embedding of both streams", "", 1, 1e12});
 }
 
 void Pi05ExpertOverrides::reflect(config::Visitor& v) {
@@ -133,13 +136,16 @@ Pi05Sizes Pi05Config::sizes() const {
   if (size == "tiny") s = tiny_sizes();
   if (size == "demo") s = demo_sizes();
   if (size == "full" && variant == "pi0") s.token_limit = 48;
-  const auto set = [](int64_t& value, const std::optional<int64_t>& over) { value = over.value_or(value); };
+  const auto set = [](auto& value, const auto& over) { value = over.value_or(value); };
   set(s.vision.image_size, vision.image_size);
   set(s.vision.patch_size, vision.patch_size);
   set(s.vision.width, vision.hidden_size);
   set(s.vision.depth, vision.num_hidden_layers);
   set(s.vision.num_heads, vision.num_attention_heads);
   set(s.vision.mlp_dim, vision.intermediate_size);
+  set(s.vision.eps, vision.layer_norm_eps);
+  set(s.norm_eps, text.rms_norm_eps);
+  set(s.rope_theta, text.rope_theta);
   set(s.width, text.width);
   set(s.depth, text.depth);
   set(s.mlp_dim, text.mlp_dim);
@@ -167,6 +173,19 @@ Pi05Sizes Pi05Config::sizes() const {
   return s;
 }
 
+void Pi05Config::bind_dataset(const data::Dataset& dataset) {
+  const auto bind = [&](int64_t& dim, const std::string& name, std::string_view key) {
+    const data::Feature* feature = dataset.find_feature(name);
+    if (feature == nullptr) return;  // the transform reports missing features with all names
+    LS_CHECK(dim == 0 || dim == feature->width(), ConfigError,
+             "model.{} is {}, but '{}' of {} has {} dimensions; set it to 0 to take the dataset's", key, dim, name,
+             dataset.root().string(), feature->width());
+    dim = feature->width();
+  };
+  bind(action_dim, action_feature, "action_dim");
+  if (!is_pi05() || discrete_state) bind(state_dim, state_feature, "state_dim");
+}
+
 void Pi05Config::check() const {
   const Pi05Sizes s = sizes();
   LS_CHECK(family == "pi05", ConfigError, "model.family is '{}'; this is the configuration of 'pi05'", family);
@@ -174,12 +193,9 @@ void Pi05Config::check() const {
            "the data has {} action dimensions but model.max_action_dim is {}; raise max_action_dim (32 is what public "
            "checkpoints have)",
            action_dim, s.max_action_dim);
-  LS_CHECK(state_dim <= s.max_state_dim || (is_pi05()), ConfigError,
+  LS_CHECK(state_dim <= s.max_state_dim || is_pi05(), ConfigError,
            "the data has {} state dimensions but model.max_state_dim is {}; raise max_state_dim", state_dim,
            s.max_state_dim);
-  LS_CHECK(is_pi05() || s.max_state_dim == s.max_action_dim, ConfigError,
-           "pi0's state projection reads the padded action width: model.max_state_dim {} must equal max_action_dim {}",
-           s.max_state_dim, s.max_action_dim);
   LS_CHECK(horizon() >= 1, ConfigError, "data.horizon is {}; it must be at least 1", horizon());
   LS_CHECK(min_period < max_period, ConfigError, "model.min_period {} must be below max_period {}", min_period, max_period);
 }

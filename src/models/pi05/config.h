@@ -36,10 +36,12 @@ struct Pi05Sizes {
 struct Pi05VisionOverrides {
   std::optional<int64_t> hidden_size, intermediate_size, num_hidden_layers, num_attention_heads,
       image_size, patch_size;
+  std::optional<double> layer_norm_eps;
   void reflect(config::Visitor& visitor);
 };
 struct Pi05TextOverrides {
   std::optional<int64_t> width, depth, mlp_dim, num_kv_heads, head_dim, vocab_size;
+  std::optional<double> rms_norm_eps, rope_theta;
   void reflect(config::Visitor& visitor);
 };
 struct Pi05ExpertOverrides {
@@ -64,6 +66,7 @@ struct Pi05Config : ModelConfig {
   Pi05Config();
 
   void reflect(config::Visitor& visitor) override;
+  void bind_dataset(const data::Dataset& dataset) override;
   /// The named size with overrides applied, checked. Throws ConfigError naming the key.
   Pi05Sizes sizes() const;
   /// Checks what single-field limits cannot. Throws ConfigError.

@@ -1,0 +1,69 @@
+#pragma once
+// One Gemma layer, plain (prefix stream; Pi0's expert) or with adaptive norms (Pi0.5's expert).
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+
+#include "nn/linear.h"
+#include "nn/mlp.h"
+#include "nn/module.h"
+
+namespace longship::models {
+
+struct GemmaLayerSizes {
+  int64_t width = 0;
+  int64_t mlp_dim = 0;
+  int64_t num_heads = 8;
+  int64_t num_kv_heads = 1;
+  int64_t head_dim = 0;
+  double eps = 1e-6;
+};
+
+/// Scale, shift and gate of one adaptive norm, [B, width] each; undefined for a plain norm.
+struct Modulation {
+  at::Tensor scale, shift, gate;
+};
+
+/// Plain: `weight` [width], the offset from one. Adaptive: `dense` of [3 width, width] with bias, whose output chunks
+/// are scale, shift, gate; the product itself is computed for all norms at once, see Pi05Model::modulations.
+class GemmaNorm : public nn::Module {
+ public:
+  GemmaNorm(int64_t width, double eps, bool adaptive);
+  /// Plain: x [..., width]. Adaptive: x [B, T, width].
+  at::Tensor forward(const at::Tensor& x, const Modulation& modulation = {}) const;
+
+  at::Tensor weight;
+  std::unique_ptr<nn::Linear> dense;
+
+ private:
+  double eps_;
+};
+
+class GemmaAttention : public nn::Module {
+ public:
+  explicit GemmaAttention(const GemmaLayerSizes& sizes);
+  /// x [..., width] -> [..., heads + 2 kv_heads, head_dim] (query, key, value heads), one product.
+  at::Tensor qkv(const at::Tensor& x) const;
+  /// [..., 2 kv_heads, head_dim]: key and value heads only.
+  at::Tensor kv(const at::Tensor& x) const;
+
+  nn::Linear q_proj, k_proj, v_proj, o_proj;
+
+ private:
+  int64_t head_dim_;
+};
+
+class GemmaLayer : public nn::Module {
+ public:
+  GemmaLayer(const GemmaLayerSizes& sizes, bool adaptive);
+
+  GemmaAttention self_attn;
+  nn::GatedMlp mlp;
+  GemmaNorm input_layernorm, post_attention_layernorm;
+};
+
+/// h + branch * gate, or h + branch for a plain stream. h, branch [B, T, W], gate [B, W].
+at::Tensor add_branch(const at::Tensor& h, const at::Tensor& branch, const at::Tensor& gate = {});
+
+}  // namespace longship::models

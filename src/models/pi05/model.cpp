@@ -1,0 +1,153 @@
+#include "models/pi05/model.h"
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/zeros.h>
+#include <fmt/core.h>
+
+#include <cmath>
+
+#include "nn/init.h"
+
+namespace longship::models {
+namespace {
+
+constexpr std::string_view kPaligemma = "paligemma_with_expert.paligemma.";
+constexpr std::string_view kExpert = "paligemma_with_expert.gemma_expert.model.";
+
+bool contains(std::string_view text, std::string_view part) {
+  return text.find(part) != std::string_view::npos;
+}
+
+GemmaLayerSizes prefix_layer_sizes(const Pi05Sizes& s) {
+  return {s.width, s.mlp_dim, Pi05Sizes::kNumHeads, s.num_kv_heads, s.head_dim, s.norm_eps};
+}
+
+GemmaLayerSizes expert_layer_sizes(const Pi05Sizes& s) {
+  return {s.expert_width, s.expert_mlp_dim, Pi05Sizes::kNumHeads, s.num_kv_heads, s.head_dim,
+          s.norm_eps};
+}
+
+}  // namespace
+
+Pi05Precision pi05_precision(const Pi05Config& config, at::ScalarType dtype) {
+  Pi05Precision p;
+  if (dtype == at::kDouble) return {{at::kDouble, at::kDouble}, at::kDouble, at::kDouble, at::kDouble};
+  if (dtype == at::kFloat) return p;
+  const bool loongforge = config.parity == "loongforge";
+  p.vision = {dtype, loongforge ? at::kFloat : dtype};
+  p.stream = dtype;
+  p.heads = loongforge ? dtype : at::kFloat;
+  p.rope = config.rope_dtype == "model" ? dtype : at::kFloat;
+  return p;
+}
+
+at::ScalarType pi05_parameter_dtype(const Pi05Config& config, at::ScalarType dtype,
+                                    std::string_view name) {
+  if (dtype == at::kFloat || dtype == at::kDouble) return dtype;
+  for (const std::string_view part :
+       {"patch_embedding", "position_embedding", "input_layernorm", "post_attention_layernorm",
+        "model.norm"}) {
+    if (contains(name, part)) return at::kFloat;
+  }
+  if (!name.starts_with("paligemma_with_expert.")) return at::kFloat;  // heads and time MLP
+  const bool vision = contains(name, "vision_tower") || contains(name, "multi_modal_projector");
+  return vision && config.parity == "loongforge" ? at::kFloat : dtype;
+}
+
+Pi05Model::Pi05Model(const Pi05Config& config, at::ScalarType dtype)
+    : config_(config),
+      sizes_(config.sizes()),
+      dtype_(dtype),
+      precision_(pi05_precision(config, dtype)),
+      vision_(sizes_.vision),
+      projector_(sizes_.vision.width, sizes_.width, true),
+      prefix_norm_(sizes_.width, sizes_.norm_eps, false),
+      expert_norm_(sizes_.expert_width, sizes_.norm_eps, config.is_pi05()),
+      action_in_(sizes_.max_action_dim, sizes_.expert_width, true),
+      action_out_(sizes_.expert_width, sizes_.max_action_dim, true) {
+  const int64_t width = sizes_.expert_width;
+  for (int64_t l = 0; l < sizes_.depth; ++l) {
+    prefix_layers_.push_back(std::make_unique<GemmaLayer>(prefix_layer_sizes(sizes_), false));
+    expert_layers_.push_back(
+        std::make_unique<GemmaLayer>(expert_layer_sizes(sizes_), config.is_pi05()));
+  }
+  if (config.is_pi05()) {
+    time_in_ = std::make_unique<nn::Linear>(width, width, true);
+    time_out_ = std::make_unique<nn::Linear>(width, width, true);
+  } else {
+    state_proj_ = std::make_unique<nn::Linear>(sizes_.max_state_dim, width, true);
+    action_time_in_ = std::make_unique<nn::Linear>(2 * width, width, true);
+    action_time_out_ = std::make_unique<nn::Linear>(width, width, true);
+  }
+  register_all();
+  materialise(at::kMeta, [&](std::string_view name) {
+    return pi05_parameter_dtype(config_, dtype_, name);
+  });
+}
+
+void Pi05Model::register_all() {
+  register_child(fmt::format("{}model.vision_tower", kPaligemma), vision_);
+  register_child(fmt::format("{}model.multi_modal_projector.linear", kPaligemma), projector_);
+  for (size_t l = 0; l < prefix_layers_.size(); ++l) {
+    register_child(fmt::format("{}model.language_model.layers.{}", kPaligemma, l),
+                   *prefix_layers_[l]);
+  }
+  register_child(fmt::format("{}model.language_model.norm", kPaligemma), prefix_norm_);
+  register_parameter(fmt::format("{}lm_head.weight", kPaligemma), embedding_,
+                     {sizes_.vocab_size, sizes_.width});
+  for (size_t l = 0; l < expert_layers_.size(); ++l) {
+    register_child(fmt::format("{}layers.{}", kExpert, l), *expert_layers_[l]);
+  }
+  register_child(fmt::format("{}norm", kExpert), expert_norm_);
+  register_child("action_in_proj", action_in_);
+  register_child("action_out_proj", action_out_);
+  if (time_in_) {
+    register_child("time_mlp_in", *time_in_);
+    register_child("time_mlp_out", *time_out_);
+  } else {
+    register_child("state_proj", *state_proj_);
+    register_child("action_time_mlp_in", *action_time_in_);
+    register_child("action_time_mlp_out", *action_time_out_);
+  }
+}
+
+void Pi05Model::initialise(at::Device device, uint64_t seed) {
+  materialise(device, [&](std::string_view name) {
+    return pi05_parameter_dtype(config_, dtype_, name);
+  });
+  for_each_parameter([&](const std::string& name, at::Tensor& parameter) {
+    initialise_parameter(name, parameter, seed);
+  });
+}
+
+void Pi05Model::initialise_parameter(const std::string& name, at::Tensor& parameter,
+                                     uint64_t seed) const {
+  const Pi05Init& init = config_.init;
+  const auto normal = [&](double std) { nn::init_normal(parameter, name, seed, std); };
+  if (name.ends_with(".dense.bias")) {
+    nn::init_constant(parameter, 0);
+    at::Tensor gate = parameter.narrow(0, parameter.size(0) / 3 * 2, parameter.size(0) / 3);
+    return nn::init_constant(gate, init.gate);
+  }
+  if (name.ends_with(".dense.weight")) return normal(init.modulation);
+  if (name.ends_with("position_embedding.weight")) return normal(init.position);
+  if (name.ends_with("lm_head.weight")) {
+    return normal(init.embedding / std::sqrt(static_cast<double>(sizes_.width)));
+  }
+  if (name.ends_with("bias")) return nn::init_constant(parameter, 0);
+  if (parameter.dim() == 1) {  // LayerNorm weights multiply, Gemma norm weights are offsets from one
+    return nn::init_constant(parameter, contains(name, "vision_tower") ? 1 : 0);
+  }
+  const int64_t fan_in = parameter.numel() / parameter.size(0);
+  double std = init.gain / std::sqrt(static_cast<double>(fan_in));
+  if (name == "action_out_proj.weight") std *= init.action_out;
+  const bool ends_branch = contains(name, ".out_proj.") || contains(name, ".fc2.") ||
+                           contains(name, ".o_proj.") || contains(name, ".down_proj.");
+  if (ends_branch) {
+    const int64_t depth = contains(name, "vision_tower") ? sizes_.vision.depth : sizes_.depth;
+    std *= init.residual_gain / std::sqrt(2.0 * static_cast<double>(depth));
+  }
+  normal(std);
+}
+
+}  // namespace longship::models

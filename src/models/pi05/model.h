@@ -1,0 +1,119 @@
+#pragma once
+// Pi0 and Pi0.5 on one device: SigLIP and projector, the prefix Gemma, the action expert, flow matching.
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "models/pi05/batch.h"
+#include "models/pi05/config.h"
+#include "models/pi05/gemma.h"
+#include "models/pi05/layout.h"
+#include "nn/linear.h"
+#include "nn/module.h"
+#include "nn/siglip.h"
+
+namespace longship::models {
+
+/// Dtypes at work. With fp32 all are fp32. With bf16: openpi's preset keeps the heads, the time MLP and every norm in
+/// fp32 and runs the whole vision tower behind the position sum in bf16; LoongForge's keeps the vision stream and its
+/// weights in fp32 and casts to bf16 for products, heads included (what its autocast does).
+struct Pi05Precision {
+  nn::SiglipPrecision vision;
+  at::ScalarType stream = at::kFloat;  // both residual streams
+  at::ScalarType heads = at::kFloat;   // action, state and time projections, and the modulation product
+  at::ScalarType rope = at::kFloat;
+};
+Pi05Precision pi05_precision(const Pi05Config& config, at::ScalarType dtype);
+/// Storage dtype of a parameter under the same presets.
+at::ScalarType pi05_parameter_dtype(const Pi05Config& config, at::ScalarType dtype,
+                                    std::string_view name);
+
+/// Rotated keys and values of the prefix per layer, [B, L, kv_heads, head_dim].
+struct PrefixCache {
+  std::vector<at::Tensor> keys, values;
+};
+
+/// Flow-matching terms, all [B, A, D] fp32.
+struct Pi05Flow {
+  at::Tensor x_t;   // time * noise + (1 - time) * actions
+  at::Tensor u_t;   // noise - actions
+  at::Tensor v_t;   // prediction
+  at::Tensor elem;  // (v_t - u_t)^2
+};
+
+/// Parameters carry the names of the public checkpoint; the token embedding is stored once, as lm_head.weight. The
+/// expert's unused lm_head is not a parameter.
+class Pi05Model : public nn::Module {
+ public:
+  /// Shapes only (meta device). Sizes and precision are fixed here.
+  Pi05Model(const Pi05Config& config, at::ScalarType dtype);
+
+  /// Allocates on `device` and fills every parameter from (seed, name).
+  void initialise(at::Device device, uint64_t seed);
+
+  /// Runs pictures and text through the prefix stream. The last layer stops at its keys and values: nothing reads
+  /// its output.
+  PrefixCache encode_prefix(const Pi05Batch& batch, const PrefixLayout& layout) const;
+
+  /// x_t [B, A, D] fp32, time [B] fp32, state [B, D] (Pi0 only) -> velocity [B, A, D] fp32.
+  at::Tensor velocity(const PrefixCache& cache, const PrefixLayout& layout, const at::Tensor& state,
+                      const at::Tensor& x_t, const at::Tensor& time) const;
+
+  /// noise [B, A, D], time [B]: given, never drawn here.
+  Pi05Flow flow(const Pi05Batch& batch, const at::Tensor& noise, const at::Tensor& time) const;
+
+  /// Euler steps from `noise` [B, A, D] at time 1 to time 0; returns [B, A, D].
+  at::Tensor integrate(const PrefixCache& cache, const PrefixLayout& layout,
+                       const at::Tensor& state, const at::Tensor& noise) const;
+
+  PrefixLayout layout(const Pi05Batch& batch) const {
+    return make_prefix_layout(batch, sizes_.vision.num_tokens());
+  }
+  const Pi05Sizes& sizes() const { return sizes_; }
+  const Pi05Config& config() const { return config_; }
+  at::ScalarType dtype() const { return dtype_; }
+
+  /// Called with named activations when set; for locating divergences. Prefix activations are packed rows.
+  std::function<void(std::string_view, const at::Tensor&)> tap;
+
+  /// What the checkpoint held for the expert's unused lm_head, host; undefined: zeros are exported.
+  at::Tensor expert_lm_head;
+
+ private:
+  void register_all();
+  void initialise_parameter(const std::string& name, at::Tensor& parameter, uint64_t seed) const;
+  void record(std::string_view name, const at::Tensor& tensor) const {
+    if (tap) tap(name, tensor);
+  }
+  at::Tensor embed_prefix(const Pi05Batch& batch, const PrefixLayout& layout) const;
+  /// One modulation per adaptive norm in the order of use, the final norm last.
+  std::vector<Modulation> modulations(const at::Tensor& cond) const;
+  /// Suffix tokens [B, A or A+1, W] and the condition [B, W] (Pi0.5).
+  at::Tensor embed_suffix(const at::Tensor& state, const at::Tensor& x_t, const at::Tensor& time,
+                          at::Tensor* cond) const;
+  at::Tensor suffix_mask(const PrefixLayout& layout, int64_t suffix_length) const;
+
+  Pi05Config config_;
+  Pi05Sizes sizes_;
+  at::ScalarType dtype_;
+  Pi05Precision precision_;
+  nn::SiglipTower vision_;
+  nn::Linear projector_;
+  at::Tensor embedding_;  // [vocab, width]
+  std::vector<std::unique_ptr<GemmaLayer>> prefix_layers_, expert_layers_;
+  GemmaNorm prefix_norm_;  // dead: kept because the checkpoint has it
+  GemmaNorm expert_norm_;
+  nn::Linear action_in_, action_out_;
+  std::unique_ptr<nn::Linear> time_in_, time_out_;                            // Pi0.5
+  std::unique_ptr<nn::Linear> state_proj_, action_time_in_, action_time_out_;  // Pi0
+};
+
+/// sin and cos of 2 pi t / period in float64, periods geometric from min to max; [B] -> [B, width] fp32.
+at::Tensor time_embedding(const at::Tensor& time, int64_t width, double min_period,
+                          double max_period);
+
+}  // namespace longship::models

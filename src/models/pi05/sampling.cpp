@@ -1,0 +1,78 @@
+#include "models/pi05/sampling.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+
+#include <array>
+#include <cmath>
+
+#include "models/pi05/model.h"
+
+namespace longship::models {
+namespace {
+
+double draw_beta(double alpha, double beta, const RngKey& key) {
+  std::array<double, 2> u{};
+  if (beta == 1.0) {
+    fill_uniform(key, std::span(u).first(1));
+    return std::pow(u[0], 1.0 / alpha);
+  }
+  for (uint64_t pair = 0;; ++pair) {
+    fill_uniform(key, u, 2 * pair);
+    const double x = std::pow(u[0], 1.0 / alpha), y = std::pow(u[1], 1.0 / beta);
+    if (x + y <= 1.0 && x + y > 0.0) return x / (x + y);
+  }
+}
+
+}  // namespace
+
+at::Tensor draw_noise(uint64_t seed, RngStream stream, uint64_t step,
+                      std::span<const int64_t> sample_ids, int64_t horizon, int64_t dim,
+                      at::Device device) {
+  const int64_t batch = static_cast<int64_t>(sample_ids.size());
+  at::Tensor host = at::empty({batch, horizon, dim}, at::kFloat);
+  float* out = host.mutable_data_ptr<float>();
+  const size_t row = static_cast<size_t>(horizon * dim);
+  for (size_t i = 0; i < sample_ids.size(); ++i) {
+    fill_normal(make_key(seed, stream, step, static_cast<uint64_t>(sample_ids[i])),
+                std::span(out + i * row, row));
+  }
+  return host.to(device);
+}
+
+at::Tensor draw_time(const Pi05Config& config, uint64_t seed, uint64_t step,
+                     std::span<const int64_t> sample_ids, at::Device device) {
+  at::Tensor host = at::empty({static_cast<int64_t>(sample_ids.size())}, at::kFloat);
+  float* out = host.mutable_data_ptr<float>();
+  for (size_t i = 0; i < sample_ids.size(); ++i) {
+    const RngKey key = make_key(seed, RngStream::kTime, step, static_cast<uint64_t>(sample_ids[i]));
+    const double x = draw_beta(config.time_alpha, config.time_beta, key);
+    out[i] = static_cast<float>(config.time_scale * x + config.time_offset);
+  }
+  return host.to(device);
+}
+
+std::vector<float> euler_times(int64_t num_steps, bool accumulate) {
+  std::vector<float> times;
+  const double dt = -1.0 / static_cast<double>(num_steps);
+  float time = 1.0f;
+  for (int64_t step = 0; step < num_steps; ++step) {
+    times.push_back(accumulate ? time : static_cast<float>(1.0 + static_cast<double>(step) * dt));
+    time += static_cast<float>(dt);
+  }
+  return times;
+}
+
+at::Tensor Pi05Model::integrate(const PrefixCache& cache, const PrefixLayout& layout,
+                                const at::Tensor& state, const at::Tensor& noise) const {
+  const int64_t steps = config_.num_inference_steps;
+  const float dt = static_cast<float>(-1.0 / static_cast<double>(steps));
+  at::Tensor x = noise;
+  for (const float t : euler_times(steps, config_.parity == "openpi")) {
+    const at::Tensor time = at::full({layout.batch_size}, t, noise.options());
+    x = x + velocity(cache, layout, state, x, time) * dt;
+  }
+  return x;
+}
+
+}  // namespace longship::models
