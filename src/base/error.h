@@ -1,5 +1,6 @@
 #pragma once
-// The one error mechanism: a typed exception that carries its exit code. Libraries throw, main() catches once.
+// The one error mechanism: a typed exception that carries its exit code. Libraries throw, main()
+// catches once.
 
 #include <fmt/core.h>
 
@@ -13,16 +14,17 @@ namespace longship {
 enum class ExitCode : int {
   kOk = 0,
   kOther = 1,
-  kConfig = 2,       // configuration or usage
-  kData = 3,         // dataset
-  kCheckpoint = 4,   // checkpoint or weights
-  kDevice = 5,       // device missing, or does not fit memory
-  kNonFinite = 6,    // NaN or Inf in loss or gradients
-  kPeer = 7,         // peer or collective failure
+  kConfig = 2,      // configuration or usage
+  kData = 3,        // dataset
+  kCheckpoint = 4,  // checkpoint or weights
+  kDevice = 5,      // device missing, or does not fit memory
+  kNonFinite = 6,   // NaN or Inf in loss or gradients
+  kPeer = 7,        // peer or collective failure
   kInterrupted = 130,
 };
 
-/// Base of every error of ours. `what()` is a complete message for a person: file, key, index, value, and what to do.
+/// Base of every error of ours. `what()` is a complete message for a person: file, key, index,
+/// value, and what to do.
 class Error : public std::runtime_error {
  public:
   Error(ExitCode code, const std::string& message) : std::runtime_error(message), code_(code) {}
@@ -62,7 +64,8 @@ class NonFiniteError : public Error {
   explicit NonFiniteError(const std::string& message) : Error(ExitCode::kNonFinite, message) {}
 };
 
-/// Shapes or dtypes that do not fit: a fault of the calling code, or of weights used with the wrong configuration.
+/// Shapes or dtypes that do not fit: a fault of the calling code, or of weights used with the wrong
+/// configuration.
 class ShapeError : public Error {
  public:
   explicit ShapeError(const std::string& message) : Error(ExitCode::kOther, message) {}
@@ -74,10 +77,29 @@ class InternalError : public Error {
   explicit InternalError(const std::string& message) : Error(ExitCode::kOther, message) {}
 };
 
+/// Throws the class that belongs to `code` (Error itself where none does). For readers whose files
+/// are data for one caller and a checkpoint for another.
+[[noreturn]] inline void throw_error(ExitCode code, const std::string& message) {
+  switch (code) {
+    case ExitCode::kConfig:
+      throw ConfigError(message);
+    case ExitCode::kData:
+      throw DataError(message);
+    case ExitCode::kCheckpoint:
+      throw CheckpointError(message);
+    case ExitCode::kDevice:
+      throw DeviceError(message);
+    case ExitCode::kNonFinite:
+      throw NonFiniteError(message);
+    default:
+      throw Error(code, message);
+  }
+}
+
 }  // namespace longship
 
 /// Throws ErrorType with a formatted message unless `cond` holds.
-#define LS_CHECK(cond, ErrorType, ...)                      \
-  do {                                                      \
+#define LS_CHECK(cond, ErrorType, ...)                        \
+  do {                                                        \
     if (!(cond)) throw ErrorType(::fmt::format(__VA_ARGS__)); \
   } while (false)
