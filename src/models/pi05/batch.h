@@ -15,9 +15,10 @@ namespace longship::models {
 /// size, A horizon, D padded action and state width. Host plans (`*_per_sample`) say how the packed
 /// dimensions split; they never leave the host.
 struct Pi05Batch : Batch {
-  at::Tensor images;         // [V, 3, S, S] fp32 in [-1, 1]; sample-major, then slot order
-  at::Tensor token_ids;      // [T] int64; sample-major
-  at::Tensor state;          // [B, D] fp32, normalised, zero-padded
+  at::Tensor images;     // [V, 3, S, S] fp32 in [-1, 1]; sample-major, then slot order
+  at::Tensor token_ids;  // [T] int64; sample-major
+  at::Tensor state;  // [B, max_state_dim] fp32, normalised, zero-padded; undefined in parity cases
+                     // without one
   at::Tensor actions;        // [B, A, D] fp32, normalised, zero-padded
   at::Tensor action_is_pad;  // [B, A] bool, true behind the end of the episode
   at::Tensor noise;          // [B, A, D] fp32 injected, or undefined: drawn by the model

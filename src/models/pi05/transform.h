@@ -89,6 +89,7 @@ class Pi05Transform : public Transform {
   std::vector<int64_t> prompt_tokens(std::string_view task, std::span<const float> state) const;
 
  private:
+  void check_prompts(const data::Dataset& dataset) const;
   bool needs_state() const { return options_.variant == "pi0" || options_.discrete_state; }
 
   Pi05TransformOptions options_;
