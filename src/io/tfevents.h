@@ -20,7 +20,7 @@ uint32_t crc32c(std::span<const std::byte> bytes);
 /// kill leaves at most one cut record at the end.
 class EventWriter {
  public:
-  /// Makes the folder when it is missing. Throws Error (exit code 1) naming the path and the
+  /// Makes the folder when it is missing. Throws ConfigError naming the path and the
   /// reason.
   static EventWriter open(const std::filesystem::path& dir);
   EventWriter(EventWriter&& other) noexcept;

@@ -1,0 +1,231 @@
+#include <fcntl.h>
+#include <fmt/core.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdarg>
+#include <cstring>
+#include <mutex>
+
+#include "base/error.h"
+#include "base/strings.h"
+#include "io/video_ffmpeg.h"
+
+namespace longship::io {
+namespace {
+
+thread_local std::string last_log_line;
+
+void keep_log_line(void* source, int level, const char* format, va_list arguments) {
+  if (level > AV_LOG_ERROR) return;
+  char line[512];
+  int print_prefix = 1;
+  av_log_format_line2(source, level, format, arguments, line, sizeof line, &print_prefix);
+  const std::string_view text = trim(line);
+  if (!text.empty()) last_log_line = text;
+}
+
+const AVCodec* find_decoder(AVCodecID id) {
+  // Several AV1 decoders may exist and FFmpeg's own needs special hardware; dav1d decodes
+  // everything on the CPU.
+  const AVCodec* named = id == AV_CODEC_ID_AV1 ? avcodec_find_decoder_by_name("libdav1d") : nullptr;
+  return named != nullptr ? named : avcodec_find_decoder(id);
+}
+
+}  // namespace
+
+void reset_ffmpeg_log() {
+  static std::once_flag once;
+  std::call_once(once, [] { av_log_set_callback(keep_log_line); });
+  last_log_line.clear();
+}
+
+std::string ffmpeg_error(int code) {
+  char text[AV_ERROR_MAX_STRING_SIZE] = {};
+  av_strerror(code, text, sizeof text);
+  return last_log_line.empty() ? std::string(text)
+                               : fmt::format("{} ({})", text, printable(last_log_line, 200));
+}
+
+FileDescriptor::FileDescriptor(const std::filesystem::path& path)
+    : fd_(::open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
+  LS_CHECK(fd_ >= 0, DataError, "{}: the video cannot be opened: {}", path.string(),
+           std::strerror(errno));
+}
+
+FileDescriptor::~FileDescriptor() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+FileStamp FileDescriptor::stamp() const {
+  struct stat status {};
+  if (::fstat(fd_, &status) != 0 || !S_ISREG(status.st_mode)) return {};
+  return {static_cast<uint64_t>(status.st_size),
+          status.st_mtim.tv_sec * int64_t{1'000'000'000} + status.st_mtim.tv_nsec};
+}
+
+bool FileDescriptor::read_at(uint64_t offset, void* out, size_t num_bytes) const {
+  auto* to = static_cast<char*>(out);
+  while (num_bytes > 0) {
+    const ssize_t count = ::pread(fd_, to, num_bytes, static_cast<off_t>(offset));
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) return false;
+    to += count;
+    offset += static_cast<uint64_t>(count);
+    num_bytes -= static_cast<size_t>(count);
+  }
+  return true;
+}
+
+FrameDecoder::FrameDecoder(const VideoIndex::Impl& index)
+    : index_(index), file_(index.info.path), frame_(av_frame_alloc()), packet_(av_packet_alloc()) {
+  const std::string file = index.info.path.string();
+  LS_CHECK(file_.stamp() == index.stamp, DataError,
+           "{}: the file has changed since it was indexed; start again", file);
+  const AVCodec* codec = find_decoder(index.parameters->codec_id);
+  LS_CHECK(codec != nullptr, DataError,
+           "{}: no decoder for codec {} in this FFmpeg; convert the video to H.264 or AV1", file,
+           index.info.codec);
+  codec_.reset(avcodec_alloc_context3(codec));
+  LS_CHECK(frame_ && packet_ && codec_, DataError, "{}: out of memory", file);
+  reset_ffmpeg_log();
+  int result = avcodec_parameters_to_context(codec_.get(), index.parameters.get());
+  if (result >= 0) {
+    codec_->pkt_timebase = index.time_base;
+    codec_->thread_count = 1;                  // the caller has one reader per thread
+    codec_->flags |= AV_CODEC_FLAG_UNALIGNED;  // else a left crop is rounded to the alignment and
+                                               // the picture shifts
+    // Damaged data must be an error. Without this the codecs conceal it with pixels of other
+    // frames.
+    codec_->err_recognition = AV_EF_CRCCHECK | AV_EF_EXPLODE;
+    result = avcodec_open2(codec_.get(), codec, nullptr);
+  }
+  LS_CHECK(result >= 0, DataError, "{}: decoder {} for codec {} does not open: {}", file,
+           codec->name, index.info.codec, ffmpeg_error(result));
+}
+
+void FrameDecoder::restart(int32_t packet_idx) {
+  if (run_start_ >= 0) avcodec_flush_buffers(codec_.get());
+  run_start_ = packet_idx;
+  next_packet_ = packet_idx;
+  last_output_ = -1;
+  held_ = -1;
+  drained_ = false;
+  ++statistics_.seeks;
+}
+
+int FrameDecoder::send_next() {
+  if (next_packet_ == static_cast<int32_t>(index_.packets.size())) {
+    drained_ = true;
+    return avcodec_send_packet(codec_.get(), nullptr);
+  }
+  const PacketEntry& entry = index_.packets[static_cast<size_t>(next_packet_)];
+  av_packet_unref(packet_.get());
+  int result = av_new_packet(packet_.get(), entry.size);
+  if (result < 0) return result;
+  if (entry.in_file) {
+    if (!file_.read_at(entry.offset, packet_->data, static_cast<size_t>(entry.size)))
+      return AVERROR(EIO);
+  } else {
+    std::memcpy(packet_->data, index_.stored.data() + entry.offset,
+                static_cast<size_t>(entry.size));
+  }
+  packet_->pts = entry.pts;
+  packet_->dts = entry.dts;
+  packet_->flags =
+      (entry.is_key ? AV_PKT_FLAG_KEY : 0) | (entry.is_discarded ? AV_PKT_FLAG_DISCARD : 0);
+  ++next_packet_;
+  ++statistics_.packets_decoded;
+  result = avcodec_send_packet(codec_.get(), packet_.get());
+  // Pictures shown before the key frame at which this run began lack what they refer to. They are
+  // not wanted.
+  const bool is_leading = entry.pts < index_.packets[static_cast<size_t>(run_start_)].pts;
+  return result < 0 && is_leading ? 0 : result;
+}
+
+FrameDecoder::Outcome FrameDecoder::run_to(int64_t frame_idx) {
+  while (true) {
+    int result = avcodec_receive_frame(codec_.get(), frame_.get());
+    if (result == 0) {
+      ++statistics_.frames_decoded;
+      const int64_t pts =
+          frame_->pts != AV_NOPTS_VALUE ? frame_->pts : frame_->best_effort_timestamp;
+      const auto found = std::lower_bound(index_.pts.begin(), index_.pts.end(), pts);
+      if (found == index_.pts.end() || *found != pts) continue;  // outside the edit list
+      last_output_ = found - index_.pts.begin();
+      if (last_output_ < frame_idx) continue;
+      if (last_output_ > frame_idx) {
+        failure_ = "the decoder gave a later frame instead";
+        return Outcome::kPassed;
+      }
+      if (frame_->decode_error_flags != 0 || (frame_->flags & AV_FRAME_FLAG_CORRUPT) != 0) {
+        failure_ = "the decoder reports damaged data";
+        return Outcome::kFailed;
+      }
+      return Outcome::kFound;
+    }
+    if (result == AVERROR(EAGAIN) && !drained_) result = send_next();
+    if (result == AVERROR_EOF) {
+      failure_ = "the decoder gave no picture for it";
+      return Outcome::kPassed;
+    }
+    if (result < 0) {
+      failure_ = ffmpeg_error(result);
+      return Outcome::kFailed;
+    }
+  }
+}
+
+int32_t FrameDecoder::key_packet_before(int32_t packet_idx, int64_t count) const {
+  for (; packet_idx > 0 && count > 0; --count) {
+    do {
+      --packet_idx;
+    } while (packet_idx > 0 && !index_.packets[static_cast<size_t>(packet_idx)].is_key);
+  }
+  return packet_idx;
+}
+
+const AVFrame& FrameDecoder::decode(int64_t frame_idx) {
+  if (frame_idx < 0 || frame_idx >= index_.info.num_frames) {
+    fail(frame_idx, fmt::format("the video has {} frames", index_.info.num_frames));
+  }
+  if (frame_idx == held_) return *frame_;
+  held_ = -1;
+  reset_ffmpeg_log();
+  int32_t start = index_.start_of_frame[static_cast<size_t>(frame_idx)];
+  const bool can_continue = run_start_ >= 0 && !drained_ && frame_idx > last_output_ &&
+                            run_start_ <= start && start <= next_packet_;
+  // While draining, frames still come out in order, but no packet can follow.
+  const bool can_drain =
+      run_start_ >= 0 && drained_ && frame_idx > last_output_ && run_start_ <= start;
+  if (!can_continue && !can_drain) restart(start);
+  Outcome outcome = run_to(frame_idx);
+  const std::string reason = failure_;
+  if (outcome != Outcome::kFound && (can_continue || can_drain)) {
+    restart(start);
+    outcome = run_to(frame_idx);
+  }
+  // A key flag does not promise that decoding can start there (gradual refresh, wrong flags), so
+  // the ones before are tried, at doubling distance: together they cost no more than twice the
+  // whole file.
+  for (int64_t step = 1; outcome != Outcome::kFound && start > 0; step *= 2) {
+    start = key_packet_before(start, step);
+    restart(start);
+    outcome = run_to(frame_idx);
+  }
+  if (outcome != Outcome::kFound) {
+    restart(0);
+    fail(frame_idx, reason);
+  }
+  held_ = frame_idx;
+  return *frame_;
+}
+
+void FrameDecoder::fail(int64_t frame_idx, const std::string& reason) const {
+  throw DataError(fmt::format("{}: codec {}: frame {} cannot be read: {}",
+                              index_.info.path.string(), index_.info.codec, frame_idx, reason));
+}
+
+}  // namespace longship::io
