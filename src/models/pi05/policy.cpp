@@ -1,0 +1,126 @@
+#include "models/pi05/policy.h"
+
+#include <ATen/ops/mean.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/sum.h>
+#include <fmt/core.h>
+
+#include "base/error.h"
+#include "models/pi05/mapping.h"
+#include "models/pi05/plan.h"
+#include "models/pi05/sampling.h"
+
+namespace longship::models {
+namespace {
+
+const Pi05Batch& pi05_batch(const Batch& batch) {
+  const auto* own = dynamic_cast<const Pi05Batch*>(&batch);
+  LS_CHECK(own != nullptr, InternalError, "pi05: the batch was made by another family's transform");
+  return *own;
+}
+
+}  // namespace
+
+Pi05Policy::Pi05Policy(const Pi05Config& config, const BuildOptions& options)
+    : model_((config.check(), config), options.dtype) {
+  LS_CHECK(config.parity == "openpi" || config.action_dim > 0, ConfigError,
+           "model.parity loongforge averages the loss over the real action dims, but model.action_dim is 0 and no "
+           "dataset has set it");
+  if (options.device.type() != at::kMeta) model_.initialise(options.device, options.seed);
+  parameters_ = pi05_parameters(model_);
+  for (ParamInfo& info : parameters_) {
+    info.tensor.set_requires_grad(info.role == ParamRole::kTrainable);
+  }
+}
+
+Pi05Flow Pi05Policy::flow(const Pi05Batch& batch, const DrawKey& key) const {
+  const at::Device device = batch.actions.device();
+  at::Tensor noise = batch.noise, time = batch.time;
+  if (!noise.defined()) {
+    noise = draw_noise(key.seed, RngStream::kNoise, key.step, batch.sample_ids,
+                       batch.actions.size(1), model_.sizes().max_action_dim, device);
+  }
+  if (!time.defined()) {
+    time = draw_time(model_.config(), key.seed, key.step, batch.sample_ids, device);
+  }
+  return model_.flow(batch, noise, time);
+}
+
+at::Tensor Pi05Policy::real_dims(const at::Tensor& actions) const {
+  const int64_t dim = model_.config().action_dim;
+  return dim > 0 ? actions.narrow(-1, 0, dim) : actions;
+}
+
+at::Tensor Pi05Policy::reduce(const Pi05Flow& flow, const Pi05Batch& batch) const {
+  const at::Tensor elem = model_.config().parity == "loongforge" ? real_dims(flow.elem) : flow.elem;
+  if (!model_.config().mask_action_padding) return at::mean(elem);
+  const at::Tensor valid = batch.action_is_pad.logical_not().to(elem.scalar_type());
+  return at::sum(at::mean(elem, {-1}) * valid) / valid.sum().clamp_min(1);
+}
+
+at::Tensor Pi05Policy::with_unreached_parameters(at::Tensor loss, const Pi05Batch& batch) const {
+  const bool no_images = batch.images.size(0) == 0, no_text = batch.token_ids.size(0) == 0;
+  if (!no_images && !no_text) return loss;
+  for (const ParamInfo& info : parameters_) {
+    if (info.role != ParamRole::kTrainable) continue;
+    const std::string_view name = info.name;
+    const bool vision = name.find("vision_tower") != std::string_view::npos ||
+                        name.find("multi_modal_projector") != std::string_view::npos;
+    const bool prefix = name.starts_with("paligemma_with_expert.paligemma.");
+    const bool unreached = (no_images && vision) || (no_text && name == kPi05Embedding) ||
+                           (no_images && no_text && prefix);
+    if (unreached) loss = loss + at::sum(info.tensor.flatten().narrow(0, 0, 1)).to(at::kFloat) * 0;
+  }
+  return loss;
+}
+
+LossResult Pi05Policy::loss(const Batch& batch, const DrawKey& key) {
+  const Pi05Batch& own = pi05_batch(batch);
+  const Pi05Flow terms = flow(own, key);
+  LossResult result;
+  result.loss = with_unreached_parameters(reduce(terms, own), own);
+  const int64_t dim = model_.config().action_dim;
+  if (model_.config().parity == "openpi" && dim > 0 && dim < model_.sizes().max_action_dim) {
+    result.metrics.emplace_back("loss_real_dims", at::mean(real_dims(terms.elem.detach())));
+  }
+  return result;
+}
+
+at::Tensor Pi05Policy::sample_draws(const Batch& batch, uint64_t seed, int64_t draws) {
+  const Pi05Batch& own = pi05_batch(batch);
+  const PrefixLayout where = model_.layout(own);
+  const PrefixCache cache = model_.encode_prefix(own, where);
+  std::vector<at::Tensor> chunks;
+  for (int64_t d = 0; d < draws; ++d) {
+    at::Tensor noise = own.noise;
+    if (!noise.defined()) {
+      noise = draw_noise(seed, RngStream::kSample, static_cast<uint64_t>(d), own.sample_ids,
+                         model_.config().horizon(), model_.sizes().max_action_dim,
+                         own.token_ids.device());
+    }
+    chunks.push_back(real_dims(model_.integrate(cache, where, own.state, noise)));
+  }
+  return at::stack(chunks);
+}
+
+at::Tensor Pi05Policy::sample(const Batch& batch, const DrawKey& key) {
+  const Pi05Batch& own = pi05_batch(batch);
+  const PrefixLayout where = model_.layout(own);
+  at::Tensor noise = own.noise;
+  if (!noise.defined()) {
+    noise = draw_noise(key.seed, RngStream::kSample, key.step, own.sample_ids,
+                       model_.config().horizon(), model_.sizes().max_action_dim,
+                       own.token_ids.device());
+  }
+  return real_dims(model_.integrate(model_.encode_prefix(own, where), where, own.state, noise));
+}
+
+void Pi05Policy::load_weights(const std::filesystem::path& path) {
+  pi05_load_weights(model_, path);
+}
+
+std::vector<NamedTensor> Pi05Policy::export_weights(std::span<const NamedTensor> values) {
+  return pi05_export_weights(model_, values);
+}
+
+}  // namespace longship::models

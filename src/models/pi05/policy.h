@@ -1,0 +1,42 @@
+#pragma once
+// Pi05Model behind the trainer's interface.
+
+#include <filesystem>
+#include <span>
+#include <vector>
+
+#include "models/pi05/model.h"
+#include "models/spec.h"
+
+namespace longship::models {
+
+class Pi05Policy : public Policy {
+ public:
+  /// Random weights from options.seed; the meta device gives shapes only.
+  Pi05Policy(const Pi05Config& config, const BuildOptions& options);
+
+  nn::Module& module() override { return model_; }
+  Pi05Model& model() { return model_; }
+  std::vector<ParamInfo> parameters() override { return parameters_; }
+  LossResult loss(const Batch& batch, const DrawKey& key) override;
+  at::Tensor sample(const Batch& batch, const DrawKey& key) override;
+  at::Tensor sample_draws(const Batch& batch, uint64_t seed, int64_t draws) override;
+  void load_weights(const std::filesystem::path& path) override;
+  std::vector<NamedTensor> export_weights(std::span<const NamedTensor> values) override;
+
+  /// The terms behind loss(): injected or drawn noise and time.
+  Pi05Flow flow(const Pi05Batch& batch, const DrawKey& key) const;
+  /// Mean of flow.elem over what the preset counts: all padded dims (openpi) or the real ones (loongforge), all steps or
+  /// those inside the episode (mask_action_padding). [] fp32.
+  at::Tensor reduce(const Pi05Flow& flow, const Pi05Batch& batch) const;
+
+ private:
+  /// Adds nothing, but ties parameters that this batch cannot reach into the graph, so that they get zero gradients.
+  at::Tensor with_unreached_parameters(at::Tensor loss, const Pi05Batch& batch) const;
+  at::Tensor real_dims(const at::Tensor& actions) const;
+
+  Pi05Model model_;
+  std::vector<ParamInfo> parameters_;
+};
+
+}  // namespace longship::models
