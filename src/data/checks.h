@@ -1,5 +1,6 @@
 #pragma once
-// Findings about a dataset: what is wrong or notable, where, and how to mend it. Collected, then reported all at once.
+// Findings about a dataset: what is wrong or notable, where, and how to mend it. Collected, then
+// reported all at once.
 
 #include <cstdint>
 #include <filesystem>
@@ -23,22 +24,30 @@ struct Finding {
 /// "ERROR code place: fact; expected; cure" on one line; empty parts are left out.
 std::string format_finding(const Finding& finding);
 
-/// A growing list of findings. Warnings and notes of one code beyond kMaxPerCode are counted and summarised in one
-/// line, and so are errors beyond kMaxErrorsPerCode, so that a dataset with a million faulty rows stays readable.
+/// A growing list of findings. Warnings and notes of one code beyond kMaxPerCode are counted and
+/// summarised in one line, and so are errors beyond kMaxErrorsPerCode, so that a dataset with a
+/// million faulty rows stays readable.
 class Findings {
  public:
   static constexpr int64_t kMaxPerCode = 10;
   static constexpr int64_t kMaxErrorsPerCode = 200;
 
-  void error(std::string code, std::string place, std::string fact, std::string expected = {}, std::string cure = {});
-  void warn(std::string code, std::string place, std::string fact, std::string expected = {}, std::string cure = {});
-  void info(std::string code, std::string place, std::string fact, std::string expected = {}, std::string cure = {});
+  void error(std::string code, std::string place, std::string fact, std::string expected = {},
+             std::string cure = {});
+  void warn(std::string code, std::string place, std::string fact, std::string expected = {},
+            std::string cure = {});
+  void info(std::string code, std::string place, std::string fact, std::string expected = {},
+            std::string cure = {});
+
+  /// Takes over the findings of a part that was checked apart.
+  void append(const Findings& part);
 
   bool has_errors() const { return num_errors_ > 0; }
   int64_t num_errors() const { return num_errors_; }
   /// All findings in order of discovery, followed by one summary line per code that was cut short.
   std::vector<Finding> list() const;
-  /// Throws one DataError that lists every finding of severity ERROR; does nothing when there is none.
+  /// Throws one DataError that lists every finding of severity ERROR; does nothing when there is
+  /// none.
   void throw_if_errors(const std::filesystem::path& root) const;
   /// Warnings and notes go to the log, each on one line.
   void log_rest() const;
@@ -53,12 +62,14 @@ class Findings {
 
 /// How a dataset is opened.
 struct OpenOptions {
-  /// Numeric columns that training reads. Non-finite values, constant dimensions and contradicting statistics are
-  /// reported for these; a non-finite value in any other column is a note only.
+  /// Numeric columns that training reads. Non-finite values, constant dimensions and contradicting
+  /// statistics are reported for these; a non-finite value in any other column is a note only.
   std::vector<std::string> used_columns = {"observation.state", "action"};
 };
 
-/// Runs every check that open_dataset runs and returns all findings, never throwing for a fault of the data.
-std::vector<Finding> check_dataset(const std::filesystem::path& root, const OpenOptions& options = {});
+/// Runs every check that open_dataset runs and returns all findings, never throwing for a fault of
+/// the data.
+std::vector<Finding> check_dataset(const std::filesystem::path& root,
+                                   const OpenOptions& options = {});
 
 }  // namespace longship::data

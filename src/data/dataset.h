@@ -1,18 +1,22 @@
 #pragma once
-// The interface every dataset format implements, and the facts about features that models need. Torch-free.
+// The interface every dataset format implements, and the facts about features that models need.
+// Torch-free.
 
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "data/sample.h"
 
 namespace longship::data {
 
-/// Per-dimension statistics of one feature, in float64. A vector is empty when that statistic is not known.
+/// Per-dimension statistics of one feature, in float64. A vector is empty when that statistic is
+/// not known.
 struct FeatureStats {
   std::vector<double> min, max, mean, std, q01, q99;
   int64_t count = 0;
@@ -27,7 +31,7 @@ struct Feature {
   std::string dtype;  // as info.json says: float32, int64, video, ...
   std::vector<int64_t> shape;
   std::vector<std::string> dim_names;  // names per dimension when info.json lists them, else empty
-  int64_t width() const;  // product of shape, 1 for a scalar
+  int64_t width() const;               // product of shape, 1 for a scalar
 };
 
 struct Episode {
@@ -56,9 +60,16 @@ class Dataset {
   virtual RawSample get_columns(int64_t sample_id, const WindowSpec& windows) const = 0;
   /// Task text of a frame without reading anything else.
   virtual std::string_view task_of(int64_t sample_id) const = 0;
+  /// One numeric column over all frames of the given positions in episodes(), [frames, width], in
+  /// that order. Touches no video. Throws DataError for an unknown column or episode. The default
+  /// asks get_columns() frame by frame.
+  virtual std::vector<float> column_values(std::string_view name,
+                                           std::span<const int64_t> episode_positions) const;
 
-  const Feature* find_feature(std::string_view name) const;  // nullptr when absent
-  std::vector<std::string> cameras() const;                  // names of video and image features, in info.json order
+  std::vector<float> column_values(std::string_view name) const;  // over all episodes
+  const Feature* find_feature(std::string_view name) const;       // nullptr when absent
+  std::vector<std::string> cameras()
+      const;  // names of video and image features, in info.json order
   /// (episode position in episodes(), frame) of a sample. Throws DataError when out of range.
   std::pair<int64_t, int64_t> locate(int64_t sample_id) const;
 };

@@ -6,8 +6,8 @@
 
 namespace longship::data {
 
-/// A bijection of 0 .. size-1 chosen by (seed, epoch), computed per element without any table: a Feistel network over
-/// the next power of four, walked until the value falls inside the range.
+/// A bijection of 0 .. size-1 chosen by (seed, epoch), computed per element without any table: a
+/// Feistel network over the next power of four, walked until the value falls inside the range.
 class IndexPermutation {
  public:
   /// size >= 1.
@@ -22,9 +22,9 @@ class IndexPermutation {
   uint64_t keys_[kRounds];
 };
 
-/// A continuous stream of sample ids over reshuffled epochs, cut into global batches. An epoch may end inside a batch;
-/// every id occurs exactly once per epoch. Nothing is stored beyond the ids, so any step can be asked for in any order,
-/// on any rank, after any resume. Thread-safe.
+/// A continuous stream of sample ids over reshuffled epochs, cut into global batches. An epoch may
+/// end inside a batch; every id occurs exactly once per epoch. Nothing is stored beyond the ids, so
+/// any step can be asked for in any order, on any rank, after any resume. Thread-safe.
 class ShuffledStream {
  public:
   /// Throws ConfigError when there are no ids or global_batch < 1.

@@ -1,1 +1,258 @@
-namespace longship::data {}
+#include "data/lerobot/lerobot_dataset.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "base/error.h"
+#include "base/strings.h"
+#include "data/lerobot/check_videos.h"
+#include "data/lerobot/layout.h"
+#include "data/lerobot/reader_pool.h"
+#include "data/lerobot/stored_stats.h"
+#include "data/lerobot/table.h"
+
+namespace longship::data {
+
+namespace lerobot {
+
+namespace {
+
+/// Everything that opening a dataset finds out.
+struct Opened {
+  Layout layout;
+  Table table;
+  std::unique_ptr<ReaderPool> pool;
+  std::vector<PictureSize> sizes;
+  std::map<std::string, FeatureStats> stats;
+};
+
+std::unique_ptr<ReaderPool> make_pool(const Layout& layout) {
+  std::vector<std::filesystem::path> paths;
+  for (const VideoFile& file : layout.video_files) paths.push_back(layout.root / file.path);
+  return std::make_unique<ReaderPool>(std::move(paths));
+}
+
+std::optional<Opened> inspect(const std::filesystem::path& root, const OpenOptions& options,
+                              Findings& findings) {
+  std::optional<Layout> layout = read_layout(root, findings);
+  if (!layout) return std::nullopt;
+  Opened opened;
+  opened.layout = std::move(*layout);
+  opened.table = read_table(opened.layout, findings);
+  check_rows(opened.layout, opened.table, options, findings);
+  opened.pool = make_pool(opened.layout);
+  opened.sizes = check_videos(opened.layout, *opened.pool, findings);
+  opened.stats = read_stored_stats(opened.layout, findings);
+  check_stats(opened.layout, opened.table, opened.stats, options, findings);
+  return opened;
+}
+
+class LerobotDataset final : public Dataset {
+ public:
+  explicit LerobotDataset(Opened opened)
+      : layout_(std::move(opened.layout)),
+        table_(std::move(opened.table)),
+        pool_(std::move(opened.pool)),
+        sizes_(std::move(opened.sizes)),
+        stats_(std::move(opened.stats)),
+        format_("LeRobot " + layout_.info.version_text) {
+    // Only the checks needed these.
+    table_.frame_index = {};
+    table_.episode_index = {};
+    table_.index = {};
+    for (const EpisodeRecord& record : layout_.episodes) {
+      episodes_.push_back({record.index, record.length, num_samples_, record.tasks});
+      num_samples_ += record.length;
+    }
+    if (!layout_.tasks.empty()) {
+      tasks_.resize(static_cast<size_t>(layout_.tasks.rbegin()->first) + 1);
+      for (const auto& [index, text] : layout_.tasks) tasks_[static_cast<size_t>(index)] = text;
+    }
+  }
+
+  using Dataset::column_values;
+  const std::filesystem::path& root() const override { return layout_.root; }
+  std::string format() const override { return format_; }
+  double fps() const override { return layout_.info.fps; }
+  const std::vector<Feature>& features() const override { return layout_.info.features; }
+  const std::vector<Episode>& episodes() const override { return episodes_; }
+  const std::vector<std::string>& tasks() const override { return tasks_; }
+  const std::map<std::string, FeatureStats>& stats() const override { return stats_; }
+  int64_t size() const override { return num_samples_; }
+
+  RawSample get(int64_t sample_id, const WindowSpec& windows) const override;
+  RawSample get_columns(int64_t sample_id, const WindowSpec& windows) const override;
+  std::string_view task_of(int64_t sample_id) const override;
+  std::vector<float> column_values(std::string_view name,
+                                   std::span<const int64_t> positions) const override;
+
+ private:
+  int64_t row_of(const std::pair<int64_t, int64_t>& place) const {
+    return layout_.episodes[static_cast<size_t>(place.first)].row_begin + place.second;
+  }
+  const ColumnData& column(std::string_view name) const;
+  size_t camera(std::string_view name) const;
+  CameraWindow camera_window(const EpisodeRecord& episode, int64_t frame, size_t camera,
+                             const std::vector<int64_t>& offsets) const;
+
+  Layout layout_;
+  Table table_;
+  std::unique_ptr<ReaderPool> pool_;  // guards itself
+  std::vector<PictureSize> sizes_;
+  std::map<std::string, FeatureStats> stats_;
+  std::string format_;
+  std::vector<Episode> episodes_;
+  std::vector<std::string> tasks_;
+  int64_t num_samples_ = 0;
+};
+
+const ColumnData& LerobotDataset::column(std::string_view name) const {
+  const auto found = table_.columns.find(name);
+  if (found != table_.columns.end()) return found->second;
+  std::vector<std::string> names;
+  for (const auto& [known, data] : table_.columns) names.push_back(known);
+  throw DataError(fmt::format("dataset {} has no numeric column '{}'; it has {}", root().string(),
+                              name, join(names, ", ")));
+}
+
+size_t LerobotDataset::camera(std::string_view name) const {
+  for (size_t i = 0; i < layout_.info.cameras.size(); ++i) {
+    if (layout_.info.cameras[i].name == name) return i;
+  }
+  throw DataError(fmt::format("dataset {} has no camera '{}'; it has {}", root().string(), name,
+                              join(cameras(), ", ")));
+}
+
+/// The frame a window offset means: the nearest one inside the episode, and whether it was moved.
+std::pair<int64_t, bool> clamp_frame(int64_t frame, int64_t offset, int64_t length) {
+  const int64_t limit = int64_t{1} << 40;  // far outside any episode, and no sum overflows
+  const int64_t wanted = frame + std::clamp(offset, -limit, limit);
+  const int64_t inside = std::clamp<int64_t>(wanted, 0, length - 1);
+  return {inside, inside != wanted};
+}
+
+RawSample LerobotDataset::get_columns(int64_t sample_id, const WindowSpec& windows) const {
+  const auto place = locate(sample_id);
+  const EpisodeRecord& episode = layout_.episodes[static_cast<size_t>(place.first)];
+  const auto row = static_cast<size_t>(row_of(place));
+  RawSample sample;
+  sample.sample_id = sample_id;
+  sample.episode = episode.index;
+  sample.frame = place.second;
+  sample.timestamp_s = table_.timestamp.empty()
+                           ? static_cast<double>(place.second) / layout_.info.fps
+                           : table_.timestamp[row];
+  sample.task = layout_.tasks.at(table_.task_index[row]);
+  for (const auto& [name, offsets] : windows.columns) {
+    const ColumnData& data = column(name);
+    WindowValues window;
+    window.num_offsets = static_cast<int64_t>(offsets.size());
+    window.width = data.width;
+    window.values.reserve(offsets.size() * static_cast<size_t>(data.width));
+    window.is_pad.reserve(offsets.size());
+    for (const int64_t offset : offsets) {
+      const auto [frame, is_pad] = clamp_frame(place.second, offset, episode.length);
+      const float* begin = data.values.data() + (episode.row_begin + frame) * data.width;
+      window.values.insert(window.values.end(), begin, begin + data.width);
+      window.is_pad.push_back(is_pad ? 1 : 0);
+    }
+    sample.columns.emplace(name, std::move(window));
+  }
+  return sample;
+}
+
+RawSample LerobotDataset::get(int64_t sample_id, const WindowSpec& windows) const {
+  RawSample sample = get_columns(sample_id, windows);
+  const auto position = static_cast<size_t>(locate(sample_id).first);
+  const EpisodeRecord& episode = layout_.episodes[position];
+  for (const auto& [name, offsets] : windows.cameras) {
+    sample.cameras.emplace(name, camera_window(episode, sample.frame, camera(name), offsets));
+  }
+  return sample;
+}
+
+CameraWindow LerobotDataset::camera_window(const EpisodeRecord& episode, int64_t frame,
+                                           size_t camera,
+                                           const std::vector<int64_t>& offsets) const {
+  CameraWindow window;
+  window.frames.resize(offsets.size());
+  // In rising order a decoder never goes back; frames that occur twice are decoded once.
+  std::map<int64_t, std::vector<size_t>> wanted;
+  for (size_t i = 0; i < offsets.size(); ++i) {
+    const auto [inside, is_pad] = clamp_frame(frame, offsets[i], episode.length);
+    window.is_pad.push_back(is_pad ? 1 : 0);
+    wanted[inside].push_back(i);
+  }
+  if (wanted.empty()) return window;
+  const VideoSpan& span = episode.spans[camera];
+  const PictureSize& size = sizes_[static_cast<size_t>(span.file)];
+  int64_t current = wanted.begin()->first;
+  try {
+    ReaderPool::Lease lease = pool_->acquire(span.file);
+    try {
+      for (const auto& [inside, slots] : wanted) {
+        current = inside;
+        auto image = std::make_shared<Image>();
+        image->height = size.height;
+        image->width = size.width;
+        image->rgb.resize(static_cast<size_t>(size.height * size.width * 3));
+        lease.reader().read_rgb(span.first_frame + inside, image->rgb.data());
+        for (const size_t slot : slots) window.frames[slot] = image;
+      }
+    } catch (...) {
+      lease.discard();
+      throw;
+    }
+  } catch (const Error& error) {
+    throw DataError(fmt::format("episode {}, frame {}, camera {}: {}", episode.index, current,
+                                layout_.info.cameras[camera].name, error.what()));
+  }
+  return window;
+}
+
+std::string_view LerobotDataset::task_of(int64_t sample_id) const {
+  const auto row = static_cast<size_t>(row_of(locate(sample_id)));
+  return layout_.tasks.at(table_.task_index[row]);
+}
+
+std::vector<float> LerobotDataset::column_values(std::string_view name,
+                                                 std::span<const int64_t> positions) const {
+  const ColumnData& data = column(name);
+  std::vector<float> out;
+  for (const int64_t position : positions) {
+    LS_CHECK(position >= 0 && position < static_cast<int64_t>(episodes_.size()), DataError,
+             "episode position {} does not exist: dataset {} has {} episodes", position,
+             root().string(), episodes_.size());
+    const EpisodeRecord& episode = layout_.episodes[static_cast<size_t>(position)];
+    const auto begin = data.values.begin() + episode.row_begin * data.width;
+    out.insert(out.end(), begin, begin + episode.length * data.width);
+  }
+  return out;
+}
+
+}  // namespace
+
+}  // namespace lerobot
+
+std::unique_ptr<Dataset> open_lerobot(const std::filesystem::path& root,
+                                      const OpenOptions& options) {
+  Findings findings;
+  std::optional<lerobot::Opened> opened = lerobot::inspect(root, options, findings);
+  findings.throw_if_errors(root);
+  LS_CHECK(opened.has_value(), InternalError, "dataset {} was not read, without a reason",
+           root.string());
+  findings.log_rest();
+  return std::make_unique<lerobot::LerobotDataset>(std::move(*opened));
+}
+
+std::vector<Finding> check_dataset(const std::filesystem::path& root, const OpenOptions& options) {
+  Findings findings;
+  lerobot::inspect(root, options, findings);
+  return findings.list();
+}
+
+}  // namespace longship::data

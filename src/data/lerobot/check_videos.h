@@ -1,0 +1,23 @@
+#pragma once
+// Videos against rows: presence of every frame, rate, size, spans.
+
+#include <vector>
+
+#include "data/checks.h"
+#include "data/lerobot/layout.h"
+#include "data/lerobot/reader_pool.h"
+
+namespace longship::data::lerobot {
+
+/// Size of the pictures of one video file, [height, width]; zeros when the file is unreadable.
+struct PictureSize {
+  int64_t height = 0, width = 0;
+  bool operator==(const PictureSize&) const = default;
+};
+
+/// Builds the packet table of every video (in several threads), decides the first frame of every
+/// span (VideoSpan::first_frame), and compares with the declared lengths, rate and shapes. One size
+/// per video file is returned.
+std::vector<PictureSize> check_videos(Layout& layout, ReaderPool& pool, Findings& findings);
+
+}  // namespace longship::data::lerobot

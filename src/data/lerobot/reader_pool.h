@@ -1,0 +1,74 @@
+#pragma once
+// Video readers and packet tables of a dataset, shared by all threads.
+
+#include <cstdint>
+#include <filesystem>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "io/video.h"
+
+namespace longship::data::lerobot {
+
+/// Lends open decoders. A reader is used by one thread at a time and returns to the pool
+/// afterwards, so a file that is asked for again goes on where its decoder stands. At most
+/// kReadersPerUser idle readers are kept for each thread that was ever busy at the same time, the
+/// least recently used go first. Packet tables are shared by all readers of a file and kept up to
+/// kMaxIndexedFrames frames in all. Thread-safe.
+class ReaderPool {
+ public:
+  static constexpr int64_t kReadersPerUser = 16;
+  static constexpr int64_t kMaxIndexedFrames = 8'000'000;
+
+  /// `files`: absolute paths, numbered from 0. Nothing is opened yet.
+  explicit ReaderPool(std::vector<std::filesystem::path> files);
+
+  /// A reader that belongs to the holder until the lease ends.
+  class Lease {
+   public:
+    Lease(ReaderPool& pool, int64_t file, std::unique_ptr<io::VideoReader> reader)
+        : pool_(&pool), file_(file), reader_(std::move(reader)) {}
+    ~Lease();
+    Lease(const Lease&) = delete;
+    Lease& operator=(const Lease&) = delete;
+    io::VideoReader& reader() { return *reader_; }
+    /// After an error: the reader is closed instead of going back.
+    void discard() { reader_.reset(); }
+
+   private:
+    ReaderPool* pool_;
+    int64_t file_;
+    std::unique_ptr<io::VideoReader> reader_;
+  };
+
+  /// Throws DataError when the file cannot be opened.
+  Lease acquire(int64_t file);
+  /// Packet table of a file, built when it is not at hand. Throws DataError.
+  io::VideoIndexPtr index(int64_t file);
+
+  int64_t num_idle() const;
+
+ private:
+  struct Idle {
+    int64_t file;
+    std::unique_ptr<io::VideoReader> reader;
+  };
+  struct Indexed {
+    int64_t file;
+    io::VideoIndexPtr index;
+  };
+  void give_back(int64_t file, std::unique_ptr<io::VideoReader> reader);
+
+  std::vector<std::filesystem::path> files_;
+  mutable std::mutex mutex_;
+  std::list<Idle> idle_;  // most recently used first
+  int64_t num_busy_ = 0, peak_busy_ = 1;
+  std::list<Indexed> indices_;  // most recently used first
+  std::unordered_map<int64_t, std::list<Indexed>::iterator> index_of_;
+  int64_t num_indexed_frames_ = 0;
+};
+
+}  // namespace longship::data::lerobot
