@@ -56,6 +56,8 @@ function(longship_test name)
     set(arg_TIMEOUT 300)
   endif()
   add_executable(longship_${name}_tests ${arg_SOURCES})
+  # The shared precompiled header is made for -fPIC; programs would get -fPIE and GCC refuses the mixture.
+  target_compile_options(longship_${name}_tests PRIVATE -fPIC)
   target_link_libraries(longship_${name}_tests PRIVATE ${arg_DEPS} longship_test_support GTest::gtest GTest::gmock)
   if(arg_TORCH)
     target_precompile_headers(longship_${name}_tests REUSE_FROM longship_pch_test_torch)
