@@ -11,7 +11,9 @@ if(TorchWheel_FOUND AND NOT TARGET torch_wheel)
   add_library(torch_wheel INTERFACE)
   target_include_directories(torch_wheel SYSTEM INTERFACE "${LS_TORCH_DIR}/include"
     "${LS_TORCH_DIR}/include/torch/csrc/api/include")
-  target_compile_definitions(torch_wheel INTERFACE AT_PER_OPERATOR_HEADERS _GLIBCXX_USE_CXX11_ABI=1)
+  # The wheel brings headers of its own fmt release but no library for them, so they are used header-only. No interface of
+  # ours passes fmt types between files, and each release has a namespace of its own, so both live in one program.
+  target_compile_definitions(torch_wheel INTERFACE AT_PER_OPERATOR_HEADERS _GLIBCXX_USE_CXX11_ABI=1 FMT_HEADER_ONLY)
   target_link_libraries(torch_wheel INTERFACE "${LS_TORCH_DIR}/lib/libtorch_cpu.so" "${LS_TORCH_DIR}/lib/libc10.so")
   target_link_options(torch_wheel INTERFACE "-Wl,-rpath,${LS_TORCH_DIR}/lib")
   if(LS_CUDA)
