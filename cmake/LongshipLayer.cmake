@@ -58,7 +58,8 @@ function(longship_test name)
   add_executable(longship_${name}_tests ${arg_SOURCES})
   # The shared precompiled header is made for -fPIC; programs would get -fPIE and GCC refuses the mixture.
   target_compile_options(longship_${name}_tests PRIVATE -fPIC)
-  target_link_libraries(longship_${name}_tests PRIVATE ${arg_DEPS} longship_test_support GTest::gtest GTest::gmock)
+  target_link_libraries(longship_${name}_tests PRIVATE ${arg_DEPS} longship_test_support GTest::gtest GTest::gmock
+    GTest::gtest_main)
   if(arg_TORCH)
     target_precompile_headers(longship_${name}_tests REUSE_FROM longship_pch_test_torch)
   else()
