@@ -90,6 +90,7 @@ class FrameDecoder {
   /// The frame; valid until the next call. Throws DataError.
   const AVFrame& decode(int64_t frame_idx);
   DecodeStatistics& statistics() { return statistics_; }
+  std::string decoder_name() const { return codec_->codec->name; }
 
  private:
   enum class Outcome { kFound, kPassed, kFailed };

@@ -164,6 +164,7 @@ int64_t display_rotation(const AVStream& stream) {
 void describe_first_frame(VideoIndex::Impl& index) {
   FrameDecoder decoder(index);
   const AVFrame& frame = decoder.decode(0);
+  index.info.decoder = decoder.decoder_name();
   index.info.width = frame.width;
   index.info.height = frame.height;
   const auto format = static_cast<AVPixelFormat>(frame.format);
