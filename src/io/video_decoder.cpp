@@ -27,6 +27,12 @@ void keep_log_line(void* source, int level, const char* format, va_list argument
   if (!text.empty()) last_log_line = text;
 }
 
+// A codec that reorders pictures gives one only after later packets. Where requests jump about,
+// ending the run is cheaper than feeding packets of pictures that nobody asks for; where the next
+// request is near, the run must stay alive.
+constexpr int kJumpsToDrain = 3;
+constexpr int64_t kNearFrames = 16;
+
 const AVCodec* find_decoder(AVCodecID id) {
   // Several AV1 decoders may exist and FFmpeg's own needs special hardware; dav1d decodes
   // everything on the CPU.
@@ -116,11 +122,13 @@ void FrameDecoder::restart(int32_t packet_idx) {
   ++statistics_.seeks;
 }
 
+int FrameDecoder::drain() {
+  drained_ = true;
+  return avcodec_send_packet(codec_.get(), nullptr);
+}
+
 int FrameDecoder::send_next() {
-  if (next_packet_ == static_cast<int32_t>(index_.packets.size())) {
-    drained_ = true;
-    return avcodec_send_packet(codec_.get(), nullptr);
-  }
+  if (next_packet_ == static_cast<int32_t>(index_.packets.size())) return drain();
   const PacketEntry& entry = index_.packets[static_cast<size_t>(next_packet_)];
   av_packet_unref(packet_.get());
   int result = av_new_packet(packet_.get(), entry.size);
@@ -166,7 +174,10 @@ FrameDecoder::Outcome FrameDecoder::run_to(int64_t frame_idx) {
       }
       return Outcome::kFound;
     }
-    if (result == AVERROR(EAGAIN) && !drained_) result = send_next();
+    if (result == AVERROR(EAGAIN) && !drained_) {
+      const bool all_sent = next_packet_ > index_.packet_of_frame[static_cast<size_t>(frame_idx)];
+      result = all_sent && jumps_in_a_row_ >= kJumpsToDrain ? drain() : send_next();
+    }
     if (result == AVERROR_EOF) {
       failure_ = "the decoder gave no picture for it";
       return Outcome::kPassed;
@@ -194,12 +205,16 @@ const AVFrame& FrameDecoder::decode(int64_t frame_idx) {
   if (frame_idx == held_) return *frame_;
   held_ = -1;
   reset_ffmpeg_log();
+  const bool is_jump = frame_idx <= last_request_ || frame_idx > last_request_ + kNearFrames;
+  jumps_in_a_row_ = is_jump ? jumps_in_a_row_ + 1 : 0;
+  last_request_ = frame_idx;
   int32_t start = index_.start_of_frame[static_cast<size_t>(frame_idx)];
   const bool can_continue = run_start_ >= 0 && !drained_ && frame_idx > last_output_ &&
                             run_start_ <= start && start <= next_packet_;
   // While draining, frames still come out in order, but no packet can follow.
-  const bool can_drain =
-      run_start_ >= 0 && drained_ && frame_idx > last_output_ && run_start_ <= start;
+  const bool can_drain = run_start_ >= 0 && drained_ && frame_idx > last_output_ &&
+                         run_start_ <= start &&
+                         index_.packet_of_frame[static_cast<size_t>(frame_idx)] < next_packet_;
   if (!can_continue && !can_drain) restart(start);
   Outcome outcome = run_to(frame_idx);
   const std::string reason = failure_;

@@ -97,6 +97,7 @@ class FrameDecoder {
   void restart(int32_t packet_idx);
   Outcome run_to(int64_t frame_idx);
   int send_next();
+  int drain();
   int32_t key_packet_before(int32_t packet_idx, int64_t count) const;
   [[noreturn]] void fail(int64_t frame_idx, const std::string& reason) const;
 
@@ -110,7 +111,9 @@ class FrameDecoder {
   int64_t last_output_ = -1;  // index of the last frame the codec gave in this run
   int32_t run_start_ = -1;    // key packet at which this run began, -1 = no run
   int32_t next_packet_ = 0;
-  bool drained_ = false;
+  bool drained_ = false;  // no packet can follow in this run
+  int64_t last_request_ = -1;
+  int jumps_in_a_row_ = 0;  // requests that were not shortly behind the one before
   std::string failure_;
 };
 
