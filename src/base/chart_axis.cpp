@@ -52,7 +52,8 @@ void Axis::choose_ticks(double pixels, double unit, bool horizontal) {
     log_ticks(most);
     return;
   }
-  double step = round_step((high_ - low_) / static_cast<double>(most));
+  // A tick more than wished for is better than half as many.
+  double step = round_step(0.87 * (high_ - low_) / static_cast<double>(most));
   for (int attempt = 0; attempt < 8; ++attempt) {
     linear_ticks(step);
     size_t widest = 0;
