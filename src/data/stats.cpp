@@ -9,12 +9,17 @@
 namespace longship::data {
 namespace {
 
-/// numpy.linspace: start + i*step, the last one exactly `stop`.
-std::vector<double> linspace(double start, double stop, int64_t n) {
+/// numpy.linspace of two float32 numbers under NumPy 2: all arithmetic in float32, start + i*step,
+/// the last one exactly `stop`. The quantiles are edges, so this rounding decides which bin is
+/// reached.
+std::vector<double> linspace(float start, float stop, int64_t n) {
   std::vector<double> v(static_cast<size_t>(n));
-  const double step = (stop - start) / static_cast<double>(n - 1);
-  for (int64_t i = 0; i < n; ++i) v[static_cast<size_t>(i)] = start + static_cast<double>(i) * step;
-  v.back() = stop;
+  const float step = (stop - start) / static_cast<float>(n - 1);
+  for (int64_t i = 0; i < n; ++i) {
+    const float offset = static_cast<float>(i) * step;
+    v[static_cast<size_t>(i)] = static_cast<double>(offset + start);
+  }
+  v.back() = static_cast<double>(stop);
   return v;
 }
 
@@ -64,7 +69,8 @@ void RunningStats::update(std::span<const float> rows) {
     min_ = low;
     max_ = high;
     for (size_t i = 0; i < w; ++i)
-      edges_[i] = linspace(min_[i] - 1e-10, max_[i] + 1e-10, kBins + 1);
+      edges_[i] = linspace(static_cast<float>(min_[i]) - 1e-10F,
+                           static_cast<float>(max_[i]) + 1e-10F, kBins + 1);
   } else {
     for (size_t i = 0; i < w; ++i) {
       grew = grew || low[i] < min_[i] || high[i] > max_[i];
@@ -84,7 +90,8 @@ void RunningStats::update(std::span<const float> rows) {
 
 void RunningStats::regrow() {
   for (size_t i = 0; i < edges_.size(); ++i) {
-    std::vector<double> edges = linspace(min_[i], max_[i], kBins + 1);
+    std::vector<double> edges =
+        linspace(static_cast<float>(min_[i]), static_cast<float>(max_[i]), kBins + 1);
     std::vector<double> histogram(kBins, 0);
     for (size_t b = 0; b < static_cast<size_t>(kBins); ++b) {
       if (histograms_[i][b] == 0) continue;

@@ -129,7 +129,7 @@ std::string piece(const std::string& text, float score, uint64_t type) {
 
 struct Model {
   std::string pieces = piece("<unk>", 0, 2) + piece("<s>", 0, 3) + piece("a", -1, 1) +
-                       piece("b", -2, 1) + piece("ab", -3, 1);
+                       piece("b", -2, 1) + piece("ab", -4, 1);
   std::string trainer = number_field(3, 2);
   std::string normalizer = text_field(1, "identity") + number_field(3, 0) + number_field(4, 0);
   std::string tail;
