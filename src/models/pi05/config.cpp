@@ -30,15 +30,15 @@ Pi05Sizes tiny_sizes() {
 
 Pi05Sizes demo_sizes() {
   Pi05Sizes s;
-  s.vision = {.image_size = 96, .patch_size = 16, .width = 64, .depth = 2, .num_heads = 4, .mlp_dim = 128};
+  s.vision = {.image_size = 96, .patch_size = 16, .width = 64, .depth = 1, .num_heads = 4, .mlp_dim = 128};
   s.width = 64;
   s.mlp_dim = 128;
   s.expert_width = 64;
   s.expert_mlp_dim = 128;
-  s.depth = 2;
+  s.depth = 3;
   s.num_kv_heads = 1;
-  s.head_dim = 16;
-  s.vocab_size = 1024;
+  s.head_dim = 24;
+  s.vocab_size = 800;
   s.max_action_dim = 8;
   s.max_state_dim = 8;
   return s;
