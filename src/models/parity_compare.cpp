@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "models/parity.h"
+#include "nn/tensor_math.h"
 
 namespace longship::models {
 namespace {

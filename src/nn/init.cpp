@@ -29,7 +29,7 @@ void init_normal(at::Tensor& parameter, std::string_view name, uint64_t seed, do
   while (!outside.empty()) {
     ++key.step;  // a fresh stream for the values drawn again
     std::vector<float> again(outside.size());
-    fill_normal(key, again);
+    fill_normal(key, std::span<float>(again));
     std::vector<size_t> still;
     for (size_t i = 0; i < outside.size(); ++i) {
       values[outside[i]] = again[i];

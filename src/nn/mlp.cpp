@@ -3,6 +3,8 @@
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/mul.h>
 
+#include "nn/tensor_math.h"
+
 namespace longship::nn {
 
 at::Tensor geglu(const at::Tensor& gate, const at::Tensor& up) {

@@ -4,6 +4,8 @@
 #include <ATen/ops/mul.h>
 #include <ATen/ops/rsqrt.h>
 
+#include "nn/tensor_math.h"
+
 namespace longship::nn {
 namespace {
 

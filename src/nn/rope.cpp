@@ -7,6 +7,7 @@
 #include <ATen/ops/sin.h>
 
 #include "nn/functions.h"
+#include "nn/tensor_math.h"
 
 namespace longship::nn {
 

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "nn/attention.h"
+#include "nn/tensor_math.h"
 
 namespace longship::nn {
 

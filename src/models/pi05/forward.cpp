@@ -20,6 +20,7 @@
 #include "nn/attention.h"
 #include "nn/functions.h"
 #include "nn/rope.h"
+#include "nn/tensor_math.h"
 
 namespace longship::models {
 namespace {

@@ -4,6 +4,7 @@
 #include <ATen/ops/cat.h>
 
 #include "nn/norm.h"
+#include "nn/tensor_math.h"
 
 namespace longship::models {
 

@@ -16,6 +16,7 @@
 #include "io/tensor_io.h"
 #include "models/pi05/policy.h"
 #include "models/pi05/sampling.h"
+#include "nn/tensor_math.h"
 
 namespace longship::models {
 namespace {

@@ -9,6 +9,7 @@
 #include "models/pi05/mapping.h"
 #include "models/pi05/plan.h"
 #include "models/pi05/sampling.h"
+#include "nn/tensor_math.h"
 
 namespace longship::models {
 namespace {

@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "models/pi05/model.h"
+#include "nn/tensor_math.h"
 
 namespace longship::models {
 namespace {
