@@ -44,6 +44,14 @@ bool check_length(const Layout& layout, const EpisodeRecord& episode, Findings& 
   return false;
 }
 
+// Whose rows a claimed range begins with, when they are another episode's.
+std::string owner_text(const Table& table, const EpisodeRecord& episode) {
+  if (table.episode_index.empty()) return "";
+  const int64_t owner = table.episode_index[static_cast<size_t>(episode.row_begin)];
+  if (owner == episode.index) return "";
+  return fmt::format(", which belong to episode {} by column episode_index", owner);
+}
+
 // v3.0: the declared row range is the only link between an episode and its rows.
 bool check_range(const Layout& layout, const Table& table, const EpisodeRecord& episode,
                  Findings& findings) {
@@ -57,10 +65,11 @@ bool check_range(const Layout& layout, const Table& table, const EpisodeRecord& 
     return false;
   }
   if (episode.row_end - episode.row_begin != episode.length) {
-    findings.error("length-mismatch", place_of(episode),
-                   fmt::format("declared length {}, but it claims {} ({} rows)", episode.length,
-                               range, episode.row_end - episode.row_begin),
-                   "equal numbers", "make the episode table again from the rows");
+    findings.error(
+        "length-mismatch", place_of(episode),
+        fmt::format("declared length {}, but it claims {} ({} rows{})", episode.length, range,
+                    episode.row_end - episode.row_begin, owner_text(table, episode)),
+        "equal numbers", "make the episode table again from the rows");
     return false;
   }
   const int64_t file = file_of_row(table, episode.row_begin);
@@ -127,7 +136,7 @@ std::string jitter_text(std::span<const double> time, double period) {
     const double step = time[k] - time[k - 1];
     if (step > 1.5 * period) {
       if (gaps.size() < 100) {
-        gaps += fmt::format(", a gap of {:.1f} periods after row {}", step / period, k - 1);
+        gaps += fmt::format(", a gap of {:.1f} periods after row {}", step / period - 1, k - 1);
       }
     } else {
       jitter.push_back(std::abs(step - period));

@@ -5,10 +5,9 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <exception>
 #include <map>
 #include <thread>
-
-#include "base/error.h"
 
 namespace longship::data::lerobot {
 
@@ -199,7 +198,7 @@ void check_file(Layout& layout, const VideoFile& file, int64_t number, ReaderPoo
   io::VideoIndexPtr index;
   try {
     index = pool.index(number);
-  } catch (const Error& error) {
+  } catch (const std::exception& error) {  // none may leave the thread
     const auto lost = [&](const EpisodeRecord& e) { return e.spans[file.camera].file == number; };
     check.findings.error("video-unreadable", file.path,
                          fmt::format("{}; it holds {}", error.what(), episodes_text(layout, lost)),

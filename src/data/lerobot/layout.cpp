@@ -11,6 +11,13 @@ namespace longship::data::lerobot {
 
 namespace {
 
+// Naming the episodes costs a walk over all of them, which is not worth it beyond what is listed.
+std::string users_text(const Layout& layout, const Findings& findings,
+                       const std::function<bool(const EpisodeRecord&)>& uses) {
+  return findings.num_errors() < Findings::kMaxErrorsPerCode ? episodes_text(layout, uses)
+                                                             : "further episodes";
+}
+
 void check_files(Layout& layout, Findings& findings) {
   std::error_code code;
   const std::string cure = "restore the file, or download the dataset again";
@@ -22,7 +29,7 @@ void check_files(Layout& layout, Findings& findings) {
       return e.data_file == static_cast<int64_t>(i) && e.length > 0;
     };
     findings.error("missing-file", file.path,
-                   fmt::format("the table of {} is missing", episodes_text(layout, uses)),
+                   fmt::format("the table of {} is missing", users_text(layout, findings, uses)),
                    fmt::format("made from data_path \"{}\"", layout.info.data_path), cure);
   }
   for (size_t i = 0; i < layout.video_files.size(); ++i) {
@@ -32,10 +39,11 @@ void check_files(Layout& layout, Findings& findings) {
     const auto uses = [&](const EpisodeRecord& e) {
       return e.length > 0 && e.spans[file.camera].file == static_cast<int64_t>(i);
     };
-    findings.error("missing-file", file.path,
-                   fmt::format("the video of camera {} for {} is missing",
-                               layout.info.cameras[file.camera].name, episodes_text(layout, uses)),
-                   fmt::format("made from video_path \"{}\"", layout.info.video_path), cure);
+    findings.error(
+        "missing-file", file.path,
+        fmt::format("the video of camera {} for {} is missing",
+                    layout.info.cameras[file.camera].name, users_text(layout, findings, uses)),
+        fmt::format("made from video_path \"{}\"", layout.info.video_path), cure);
   }
 }
 
