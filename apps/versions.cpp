@@ -3,17 +3,20 @@
 #include <fmt/core.h>
 
 #include "base/version.h"
-#include "io/versions.h"
+#include "io/parquet.h"
+#include "io/video.h"
 #include "runtime/device.h"
 
 namespace longship::apps {
 
 std::string versions_text() {
-  std::string text = fmt::format("longship {} ({})\n  LibTorch {}\n  CUDA {}\n", version(), build_info(),
-                                 runtime::torch_version(), runtime::cuda_version());
-  for (const auto& [name, number] : io::library_versions()) text += fmt::format("  {} {}\n", name, number);
-  text.pop_back();
-  return text;
+  // The LS_*_VERSION macros are what CMake found; the others are asked of the libraries that were loaded.
+  return fmt::format(
+      "longship {} ({})\n  LibTorch {}\n  CUDA {}\n  Arrow {}\n  FFmpeg {}\n  SentencePiece {}\n  yaml-cpp {}\n"
+      "  nlohmann-json {}\n  spdlog {}\n  fmt {}",
+      version(), build_info(), runtime::torch_version(), runtime::cuda_version(), io::arrow_version(),
+      io::ffmpeg_version(), LS_SENTENCEPIECE_VERSION, LS_YAML_CPP_VERSION, LS_NLOHMANN_VERSION, LS_SPDLOG_VERSION,
+      LS_FMT_VERSION);
 }
 
 }  // namespace longship::apps

@@ -1,6 +1,7 @@
 #include "io/parquet.h"
 
 #include <arrow/api.h>
+#include <arrow/config.h>
 #include <arrow/io/file.h>
 #include <arrow/util/float16.h>
 #include <arrow/util/key_value_metadata.h>
@@ -533,5 +534,7 @@ std::vector<StoredPicture> ParquetTable::pictures(std::string_view name) const {
   }
   return pictures;
 }
+
+std::string arrow_version() { return arrow::GetBuildInfo().version_string; }
 
 }  // namespace longship::io

@@ -84,4 +84,7 @@ class ParquetTable {
   std::unique_ptr<Impl> impl_;
 };
 
+/// Version of the Arrow library this program runs with.
+std::string arrow_version();
+
 }  // namespace longship::io

@@ -104,4 +104,7 @@ class VideoReader {
   std::unique_ptr<Impl> impl_;
 };
 
+/// Version of the FFmpeg libraries this program runs with.
+std::string ffmpeg_version();
+
 }  // namespace longship::io
