@@ -87,7 +87,7 @@ class Pi05ParityAdapter : public ParityAdapter {
 
   ParityTolerance low_precision_tolerance() const override {
     // Documented in README.md: several times the largest difference seen on the recorded cases.
-    return {.outputs = 1e-1, .loss = 2e-2, .grads = 5e-1, .train = 1e-1, .sample = 2e-1, .zero_grads = 2e-2};
+    return {.outputs = 1e-1, .loss = 2e-2, .grads = 5e-1, .train = 5e-1, .sample = 1e-1, .zero_grads = 2e-2};
   }
 
  private:
