@@ -1,0 +1,85 @@
+#include "train/checkpoint_io.h"
+
+#include <fmt/format.h>
+
+#include "base/error.h"
+#include "base/fs.h"
+#include "data/stats.h"
+#include "io/tensor_io.h"
+#include "train/session.h"
+
+namespace longship::train {
+namespace {
+
+namespace fs = std::filesystem;
+
+uint64_t bytes_of(const at::Tensor& t) {
+  return static_cast<uint64_t>(t.numel()) * t.element_size();
+}
+
+// Values that replace parameters in the export, in the parameters' own dtype.
+std::vector<models::NamedTensor> export_values(const AdamW& optimizer) {
+  std::vector<models::NamedTensor> out;
+  if (!optimizer.has_ema()) return out;
+  for (const AdamW::Entry& e : optimizer.entries()) {
+    out.push_back({e.name, e.ema.to(e.param.scalar_type())});
+  }
+  return out;
+}
+
+}  // namespace
+
+std::string stats_json(const data::Dataset& dataset, const models::Transform& transform) {
+  std::map<std::string, data::FeatureStats> stats = dataset.stats();
+  for (const auto& [column, offsets] : transform.windows().columns) {
+    stats[column] =
+        data::completed_stats(dataset, column, {"min", "max", "mean", "std", "q01", "q99"});
+  }
+  return stats_to_json(stats);
+}
+
+std::string initial_weights(const Recipe& recipe) {
+  for (const auto& [key, value] : flatten(recipe)) {
+    if (key == "model.checkpoint" && value != "null") return value;
+  }
+  return {};
+}
+
+fs::path save_checkpoint(CheckpointStore& store, const CheckpointContents& contents,
+                         models::Policy& policy, const AdamW& optimizer,
+                         const TrainerState& state) {
+  const Recipe& recipe = *contents.recipe;
+  io::NamedTensors weights;
+  uint64_t needed = 0;
+  for (models::NamedTensor& t : policy.export_weights(export_values(optimizer))) {
+    needed += bytes_of(t.tensor);
+    weights.emplace_back(t.name, t.tensor.detach());
+  }
+  const io::NamedTensors optimizer_state = optimizer.state();
+  for (const auto& [name, tensor] : optimizer_state) needed += bytes_of(tensor);
+  return store.save(state.step, needed, [&](const fs::path& folder) {
+    constexpr ExitCode code = ExitCode::kCheckpoint;
+    fs::create_directories(folder / "state");
+    io::save_tensors(folder / "model.safetensors", weights, {{"format", "pt"}});
+    write_file_atomic(folder / "config.json",
+                      recipe.family->export_config_json(*recipe.model, *contents.dataset), code);
+    write_file_atomic(folder / "config.yaml", contents.recipe_yaml, code);
+    write_file_atomic(folder / "stats.json", contents.stats_json, code);
+    io::save_tensors(folder / "state" / "optimizer.safetensors", optimizer_state);
+    write_file_atomic(folder / "state" / "trainer.json", to_json(state), code);
+  });
+}
+
+void load_training_state(const fs::path& checkpoint, models::Policy& policy, AdamW& optimizer,
+                         int64_t num_updates) {
+  policy.load_weights(checkpoint);
+  const fs::path file = checkpoint / "state" / "optimizer.safetensors";
+  const std::map<std::string, at::Tensor> state = io::load_tensors(file);
+  try {
+    optimizer.load_state({state.begin(), state.end()}, num_updates);
+  } catch (const CheckpointError& error) {
+    throw CheckpointError(fmt::format("{}: {}", file.string(), error.what()));
+  }
+}
+
+}  // namespace longship::train

@@ -1,0 +1,151 @@
+#include "train/metrics.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "base/fs.h"
+#include "base/log.h"
+#include "base/strings.h"
+#include "base/svg_chart.h"
+#include "io/tfevents.h"
+
+namespace longship::train {
+namespace {
+
+namespace fs = std::filesystem;
+
+// JSON has no NaN; a value that is not finite becomes null.
+nlohmann::ordered_json number(double value) {
+  if (std::isfinite(value)) return value;
+  return nullptr;
+}
+
+void append_line(const fs::path& path, std::string line) {
+  line += '\n';
+  const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+  if (fd < 0) {
+    throw Error(ExitCode::kOther, fmt::format("{}: cannot be opened for writing: {}", path.string(),
+                                              std::strerror(errno)));
+  }
+  const ssize_t written = ::write(fd, line.data(), line.size());
+  const int reason = errno;
+  ::close(fd);
+  if (written != static_cast<ssize_t>(line.size())) {
+    throw Error(ExitCode::kOther,
+                fmt::format("{}: writing a record failed: {}", path.string(),
+                            written < 0 ? std::strerror(reason) : "the disk is full"));
+  }
+}
+
+}  // namespace
+
+std::string to_json_line(const MetricsRecord& r) {
+  nlohmann::ordered_json line;
+  line["step"] = r.step;
+  line["loss"] = number(r.loss);
+  line["grad_norm"] = number(r.grad_norm);
+  line["lr"] = number(r.lr);
+  line["samples_per_s"] = number(r.samples_per_s);
+  line["data_wait_ms"] = number(r.data_wait_ms);
+  line["step_time_ms"] = number(r.step_time_ms);
+  line["epoch"] = number(r.epoch);
+  line["num_samples"] = r.num_samples;
+  line["skipped_steps"] = r.skipped_steps;
+  for (const auto& [name, value] : r.extra) line[name] = number(value);
+  return line.dump();
+}
+
+std::string to_console_line(const MetricsRecord& r, int64_t num_steps, double eta_s) {
+  std::string line = fmt::format(
+      "step {}/{}  loss {:.4f}  grad_norm {:.3g}  lr {:.2e}  {:.1f} samples/s  data wait {:.1f} ms",
+      r.step, num_steps, r.loss, r.grad_norm, r.lr, r.samples_per_s, r.data_wait_ms);
+  if (r.skipped_steps > 0) line += fmt::format("  skipped {}", r.skipped_steps);
+  if (r.step < num_steps) line += "  ETA " + human_duration(eta_s);
+  return line;
+}
+
+MetricsLog::MetricsLog(fs::path run_dir, int64_t resumed_step, bool tensorboard)
+    : run_dir_(std::move(run_dir)) {
+  const fs::path path = run_dir_ / "metrics.jsonl";
+  if (fs::exists(path)) {
+    std::string kept;
+    const std::string text = read_file(path, uint64_t{4} << 30);
+    for (const std::string& line : split(text, '\n')) {
+      if (line.empty()) continue;
+      const nlohmann::json record = nlohmann::json::parse(line, nullptr, false);
+      if (!record.is_object() || !record.contains("step")) continue;
+      const int64_t step = record["step"].get<int64_t>();
+      if (step > resumed_step) continue;
+      kept += line + '\n';
+      if (record.contains("loss") && record["loss"].is_number()) {
+        history_.emplace_back(step, record["loss"].get<double>());
+      }
+    }
+    if (kept != text) write_file_atomic(path, kept);
+  }
+  if (tensorboard) {
+    events_ = std::make_unique<io::EventWriter>(io::EventWriter::open(run_dir_ / "tensorboard"));
+  }
+}
+
+MetricsLog::~MetricsLog() = default;
+
+void MetricsLog::write(const MetricsRecord& r) {
+  append_line(run_dir_ / "metrics.jsonl", to_json_line(r));
+  history_.emplace_back(r.step, r.loss);
+  if (!events_) return;
+  events_->scalar("train/loss", r.step, r.loss);
+  events_->scalar("train/grad_norm", r.step, r.grad_norm);
+  events_->scalar("train/lr", r.step, r.lr);
+  events_->scalar("train/epoch", r.step, r.epoch);
+  events_->scalar("train/skipped_steps", r.step, static_cast<double>(r.skipped_steps));
+  events_->scalar("speed/samples_per_s", r.step, r.samples_per_s);
+  events_->scalar("speed/data_wait_ms", r.step, r.data_wait_ms);
+  events_->scalar("speed/step_time_ms", r.step, r.step_time_ms);
+  for (const auto& [name, value] : r.extra) events_->scalar("train/" + name, r.step, value);
+  events_->flush();
+}
+
+void MetricsLog::flush() {
+  if (events_) events_->flush();
+}
+
+void MetricsLog::draw_loss(const std::string& title) const {
+  if (history_.size() < 2) return;
+  chart::Series raw{.name = "loss", .x = {}, .y = {}, .y_low = {}, .y_high = {}};
+  raw.faint = true;
+  chart::Series smooth{.name = "smoothed", .x = {}, .y = {}, .y_low = {}, .y_high = {}};
+  // A moving average over about a twentieth of the curve, corrected for its start.
+  const double keep = 1.0 - 1.0 / std::max(3.0, static_cast<double>(history_.size()) / 20.0);
+  double average = 0, weight = 0;
+  for (const auto& [step, loss] : history_) {
+    raw.x.push_back(static_cast<double>(step));
+    raw.y.push_back(loss);
+    if (std::isfinite(loss)) {
+      average = keep * average + (1.0 - keep) * loss;
+      weight = keep * weight + (1.0 - keep);
+    }
+    smooth.x.push_back(static_cast<double>(step));
+    smooth.y.push_back(weight > 0 ? average / weight : std::nan(""));
+  }
+  chart::Panel panel;
+  panel.x_label = "step";
+  panel.y_label = "loss (normalised units, log scale)";
+  panel.log_y = true;
+  panel.series = {raw, smooth};
+  chart::Figure figure;
+  figure.title = title;
+  figure.subtitle = fmt::format("step {}: smoothed loss {:.4g}, first record {:.4g}",
+                                history_.back().first, smooth.y.back(), history_.front().second);
+  figure.panels = {panel};
+  write_file_atomic(run_dir_ / "loss.svg", chart::render(figure));
+}
+
+}  // namespace longship::train

@@ -1,0 +1,61 @@
+#pragma once
+// What a run writes while it trains: metrics.jsonl, TensorBoard events, loss.svg.
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace longship::io {
+class EventWriter;
+}
+
+namespace longship::train {
+
+/// One logged step; means over the steps since the last record unless said otherwise.
+struct MetricsRecord {
+  int64_t step = 0;  // steps done
+  double loss = 0;
+  double grad_norm = 0;  // before clipping
+  double lr = 0;         // of the last update
+  double samples_per_s = 0;
+  double data_wait_ms = 0;  // waiting for samples, per step
+  double step_time_ms = 0;
+  double epoch = 0;           // passes over the training samples, at the end of the step
+  int64_t skipped_steps = 0;  // in the run so far
+  int64_t num_samples = 0;    // consumed in the run so far
+  std::vector<std::pair<std::string, double>> extra;  // the family's own scalars
+};
+
+class MetricsLog {
+ public:
+  /// Goes on in `run_dir`: records behind `resumed_step` are dropped from metrics.jsonl (it is
+  /// rewritten atomically), a cut last line too.
+  MetricsLog(std::filesystem::path run_dir, int64_t resumed_step, bool tensorboard);
+  ~MetricsLog();
+  MetricsLog(const MetricsLog&) = delete;
+  MetricsLog& operator=(const MetricsLog&) = delete;
+
+  /// Appends one line to metrics.jsonl and the scalars to TensorBoard.
+  void write(const MetricsRecord& record);
+  void flush();
+  /// (step, loss) of every record, the earlier parts of the run included.
+  const std::vector<std::pair<int64_t, double>>& history() const { return history_; }
+  /// loss.svg: every record, a smoothed curve and the checkpoints.
+  void draw_loss(const std::string& title) const;
+
+ private:
+  std::filesystem::path run_dir_;
+  std::vector<std::pair<int64_t, double>> history_;
+  std::unique_ptr<io::EventWriter> events_;
+};
+
+/// JSON of a record, one line without its end.
+std::string to_json_line(const MetricsRecord& record);
+/// "step 10/300  loss 0.8123  grad_norm 3.10  lr 2.0e-04  52.1 samples/s  data wait 0.3 ms  ETA 1
+/// min 20 s".
+std::string to_console_line(const MetricsRecord& record, int64_t num_steps, double eta_s);
+
+}  // namespace longship::train

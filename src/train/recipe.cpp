@@ -1,0 +1,352 @@
+#include "train/recipe.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "base/config/load.h"
+#include "base/error.h"
+
+namespace longship::train {
+namespace {
+
+// Turns every leaf into text under its dotted path.
+class Flattener : public config::Visitor {
+ public:
+  std::vector<std::pair<std::string, std::string>> out;
+
+  void field(std::string_view key, bool& v, const config::Meta&) override {
+    add(key, v ? "true" : "false");
+  }
+  void field(std::string_view key, int64_t& v, const config::Meta&) override {
+    add(key, fmt::format("{}", v));
+  }
+  void field(std::string_view key, double& v, const config::Meta&) override {
+    add(key, fmt::format("{}", v));
+  }
+  void field(std::string_view key, std::string& v, const config::Meta&) override { add(key, v); }
+  void field(std::string_view key, std::optional<int64_t>& v, const config::Meta&) override {
+    add(key, v ? fmt::format("{}", *v) : "null");
+  }
+  void field(std::string_view key, std::optional<double>& v, const config::Meta&) override {
+    add(key, v ? fmt::format("{}", *v) : "null");
+  }
+  void field(std::string_view key, std::optional<std::string>& v, const config::Meta&) override {
+    add(key, v ? *v : "null");
+  }
+  void field(std::string_view key, std::vector<int64_t>& v, const config::Meta&) override {
+    add(key, fmt::format("[{}]", fmt::join(v, ", ")));
+  }
+  void field(std::string_view key, std::vector<double>& v, const config::Meta&) override {
+    add(key, fmt::format("[{}]", fmt::join(v, ", ")));
+  }
+  void field(std::string_view key, std::vector<std::string>& v, const config::Meta&) override {
+    add(key, fmt::format("[{}]", fmt::join(v, ", ")));
+  }
+  void field(std::string_view key, config::CountOrList& v, const config::Meta&) override {
+    add(key, v.is_list ? fmt::format("[{}]", fmt::join(v.list, ", ")) : fmt::format("{}", v.count));
+  }
+  void field(std::string_view key, std::vector<std::pair<std::string, std::string>>& v,
+             const config::Meta&) override {
+    std::vector<std::string> parts;
+    for (const auto& [a, b] : v) parts.push_back(a + ": " + b);
+    add(key, fmt::format("{{{}}}", fmt::join(parts, ", ")));
+  }
+  void choice(std::string_view key, std::string& v, const std::vector<std::string>&,
+              const config::Meta&) override {
+    add(key, v);
+  }
+  bool enter_section(std::string_view key, std::string_view) override {
+    path_.emplace_back(key);
+    return true;
+  }
+  void leave_section() override { path_.pop_back(); }
+  int64_t begin_list(std::string_view key, int64_t current_size, std::string_view) override {
+    path_.emplace_back(key);
+    return current_size;
+  }
+  void begin_item(int64_t i) override { path_.push_back(fmt::format("{}", i)); }
+  void end_item() override { path_.pop_back(); }
+  void end_list() override { path_.pop_back(); }
+
+ private:
+  void add(std::string_view key, std::string value) {
+    std::string name = fmt::format("{}", fmt::join(path_, "."));
+    if (!name.empty()) name += '.';
+    out.emplace_back(name + std::string(key), std::move(value));
+  }
+  std::vector<std::string> path_;
+};
+
+// Options that would change nothing, and values that do not fit each other.
+std::vector<std::string> cross_checks(const Recipe& r) {
+  std::vector<std::string> faults;
+  const auto require = [&](bool good, std::string text) {
+    if (!good) faults.push_back(std::move(text));
+  };
+  require(!r.data.datasets.empty(),
+          "data.datasets: give one dataset, e.g. [{path: data/pusht_v30}]");
+  require(r.data.datasets.size() <= 1,
+          fmt::format("data.datasets: {} datasets are given, mixtures are not supported; give one",
+                      r.data.datasets.size()));
+  if (r.data.datasets.size() == 1) {
+    require(r.data.datasets[0].weight == 1.0,
+            fmt::format("data.datasets.0.weight: {} has no effect with a single dataset; remove it",
+                        r.data.datasets[0].weight));
+  }
+  require(r.data.workers > 0 || r.data.prefetch == DataSection{}.prefetch,
+          "data.prefetch: has no effect with data.workers 0; remove it or use workers");
+  require(r.optim.betas.size() == 2 && r.optim.betas[0] >= 0 && r.optim.betas[0] < 1 &&
+              r.optim.betas[1] >= 0 && r.optim.betas[1] < 1,
+          fmt::format("optim.betas: [{}] must be two numbers from 0 up to, not including, 1",
+                      fmt::join(r.optim.betas, ", ")));
+  const int64_t micro = r.train.micro_batch.value_or(r.train.global_batch);
+  require(r.train.global_batch % micro == 0,
+          fmt::format("train.micro_batch: {} does not divide train.global_batch {}", micro,
+                      r.train.global_batch));
+  require(
+      r.train.on_nonfinite == "skip" || !r.train.max_skipped_steps,
+      "train.max_skipped_steps: has no effect with on_nonfinite 'stop'; set on_nonfinite: skip");
+  require(!r.train.stop_after || *r.train.stop_after <= r.train.steps,
+          fmt::format("train.stop_after: {} is beyond train.steps {}",
+                      r.train.stop_after.value_or(0), r.train.steps));
+  require(r.train.dtype == "fp32" || r.train.dtype == "bf16", "train.dtype: fp32 or bf16");
+  require(r.checkpoint.resume != "", "checkpoint.resume: auto, never, or the path of a checkpoint");
+  const EvalSection off;
+  require(
+      r.eval.open_loop || (r.eval.draws == off.draws && r.eval.episodes == off.episodes &&
+                           r.eval.batch == off.batch),
+      "eval: draws, episodes and batch have no effect with eval.open_loop false; set it to true "
+      "or remove them");
+  require(!r.eval.open_loop || r.eval.episodes != "val" || r.data.val_episodes.is_list ||
+              r.data.val_episodes.count > 0,
+          "eval.episodes: 'val' means the validation episodes, but data.val_episodes is 0");
+  require(!r.output_dir.empty(), "output_dir: required, the folder of the run, e.g. runs/my_first");
+  for (const auto& check :
+       {std::function<void()>([&] { Schedule(r.optim.schedule, r.optim.lr, r.train.steps); }),
+        std::function<void()>([&] { r.optim.weight_decay_ramp.check(r.optim.weight_decay); })}) {
+    try {
+      check();
+    } catch (const ConfigError& error) {
+      faults.emplace_back(error.what());
+    }
+  }
+  return faults;
+}
+
+}  // namespace
+
+void DatasetEntry::reflect(config::Visitor& visitor) {
+  visitor.field("path", path, {.doc = "Folder of a LeRobot dataset", .required = true});
+  visitor.field("weight", weight, {.doc = "Share of the samples in a mixture", .min = 0});
+}
+
+void DataSection::reflect(config::Visitor& visitor) {
+  visitor.list("datasets", datasets, "Datasets to train on; exactly one");
+  visitor.field("val_episodes", val_episodes,
+                {.doc = "Episodes held out from training: a count (the last ones) or a list of "
+                        "episode indices"});
+  visitor.field("cameras", cameras,
+                {.doc = "Model's camera slot -> dataset's camera, e.g. {base_0_rgb: "
+                        "observation.image}; empty: only where it is unambiguous"});
+  visitor.field("horizon", horizon,
+                {.doc = "Actions per chunk", .unit = "frames", .min = 1, .max = 100000});
+  visitor.field("workers", workers,
+                {.doc = "Threads that read and prepare samples; 0: the training thread does it. "
+                        "The result does not depend on it",
+                 .min = 0,
+                 .max = 1024});
+  visitor.field(
+      "prefetch", prefetch,
+      {.doc = "Micro-batches prepared ahead", .unit = "micro-batches", .min = 1, .max = 10000});
+}
+
+void OptimSection::reflect(config::Visitor& visitor) {
+  visitor.choice("name", name, {"adamw"}, {.doc = "Optimizer"});
+  visitor.field("lr", lr, {.doc = "Peak learning rate", .min = 0, .max = 10});
+  visitor.field("betas", betas, {.doc = "AdamW's decay rates of the two moments"});
+  visitor.field("eps", eps, {.doc = "AdamW's epsilon, outside the root", .min = 0});
+  visitor.field("weight_decay", weight_decay,
+                {.doc = "Decoupled weight decay of every trained parameter", .min = 0});
+  visitor.field("clip_norm", clip_norm,
+                {.doc = "Largest global norm of the gradients; null: no clipping", .min = 0});
+  visitor.field("ema", ema,
+                {.doc = "Decay of the moving average of the weights, which is what a checkpoint "
+                        "then exports; null: none",
+                 .min = 0,
+                 .max = 0.9999999});
+  visitor.section("schedule", schedule, "Learning rate over the updates");
+  visitor.section("weight_decay_ramp", weight_decay_ramp, "Rise of the weight decay");
+  visitor.list("groups", groups, "Parameters with their own learning rate or weight decay");
+}
+
+AdamWConfig OptimSection::adamw() const {
+  return {betas[0], betas[1], eps, weight_decay, clip_norm, ema, groups};
+}
+
+void TrainSection::reflect(config::Visitor& visitor) {
+  visitor.field("steps", steps,
+                {.doc = "Length of the training", .unit = "steps", .min = 1, .max = 1e12});
+  visitor.field("stop_after", stop_after,
+                {.doc = "Save and end after this step although the schedule is laid out for "
+                        "train.steps; null: train to the end",
+                 .unit = "steps",
+                 .min = 1});
+  visitor.field("global_batch", global_batch,
+                {.doc = "Samples per optimizer step", .unit = "samples", .min = 1, .max = 1e6});
+  visitor.field("micro_batch", micro_batch,
+                {.doc = "Samples per forward pass; must divide global_batch, gradients are "
+                        "accumulated; null: global_batch",
+                 .unit = "samples",
+                 .min = 1});
+  visitor.field("device", device, {.doc = "auto, cpu, cuda or cuda:N"});
+  visitor.choice("dtype", dtype, {"fp32", "bf16"},
+                 {.doc = "Type of the weights in forward and backward; bf16 keeps fp32 masters"});
+  visitor.field("seed", seed,
+                {.doc = "Seed of initialisation, sample order, noise and time", .min = 0});
+  visitor.field("deterministic", deterministic,
+                {.doc = "Only kernels that repeat bit for bit; slower on a GPU"});
+  visitor.field("threads", threads,
+                {.doc = "CPU threads of the tensor library; 0: all cores", .min = 0, .max = 4096});
+  visitor.choice("on_nonfinite", on_nonfinite, {"stop", "skip"},
+                 {.doc = "NaN or Inf in loss or gradients: stop with exit code 6, or skip the "
+                         "whole step"});
+  visitor.field("max_skipped_steps", max_skipped_steps,
+                {.doc = "Most steps that on_nonfinite 'skip' may skip in a run; null: 10",
+                 .unit = "steps",
+                 .min = 1});
+}
+
+void CheckpointSection::reflect(config::Visitor& visitor) {
+  visitor.field("every", every,
+                {.doc = "Steps between checkpoints; one is always written at the end; null: only "
+                        "at the end",
+                 .unit = "steps",
+                 .min = 1});
+  visitor.field("keep_last", keep_last, {.doc = "Newest checkpoints kept", .min = 1});
+  visitor.field("keep_every", keep_every,
+                {.doc = "Keep for ever those whose step is a multiple of this; null: none",
+                 .unit = "steps",
+                 .min = 1});
+  visitor.field("resume", resume,
+                {.doc = "auto: go on from the newest valid checkpoint of output_dir when there is "
+                        "one; never: start from scratch; or the path of a checkpoint or run"});
+}
+
+void LogSection::reflect(config::Visitor& visitor) {
+  visitor.field("every", every,
+                {.doc = "Steps between records; values are means since the last one",
+                 .unit = "steps",
+                 .min = 1});
+  visitor.field("tensorboard", tensorboard, {.doc = "Write a TensorBoard event file"});
+}
+
+void EvalSection::reflect(config::Visitor& visitor) {
+  visitor.field("open_loop", open_loop,
+                {.doc = "Compare predicted with recorded actions at the end of the training"});
+  visitor.field(
+      "draws", draws,
+      {.doc = "Chunks drawn per frame; their mean is the prediction", .min = 1, .max = 4096});
+  visitor.field("episodes", episodes,
+                {.doc = "val, last:N, all, or episode indices such as 21,22,23"});
+  visitor.field("batch", batch, {.doc = "Frames per batch", .unit = "frames", .min = 1});
+}
+
+void Recipe::reflect(config::Visitor& visitor) {
+  visitor.section("model", *model, "The model; fields depend on the family");
+  visitor.section("data", data, "Where samples come from");
+  visitor.section("optim", optim, "Optimizer");
+  visitor.section("train", train, "The loop");
+  visitor.section("checkpoint", checkpoint, "Saving and resuming");
+  visitor.section("log", log, "What is written while training");
+  visitor.section("eval", eval, "Evaluation at the end of the training");
+  visitor.field("output_dir", output_dir, {.doc = "Folder of the run"});
+}
+
+Recipe default_recipe(const models::ModelFamily& family) {
+  Recipe recipe;
+  recipe.family = &family;
+  recipe.model = family.make_config();
+  recipe.model->family = family.name();
+  return recipe;
+}
+
+Recipe recipe_from(const config::Node& root, const FamilyLookup& lookup) {
+  const config::Node* name = root.find_path("model.family");
+  LS_CHECK(name != nullptr && name->is_scalar(), ConfigError,
+           "{}: model.family is required: the name of a model family, e.g. model: {{family: pi05}}",
+           config::place_of(root, "model"));
+  const models::ModelFamily* family = nullptr;
+  try {
+    family = &lookup(name->scalar());
+  } catch (const ConfigError& error) {
+    throw ConfigError(fmt::format("{}: model.family: {}", name->mark().str(), error.what()));
+  }
+  Recipe recipe = default_recipe(*family);
+  config::load(root, recipe);
+  std::vector<std::string> faults = cross_checks(recipe);
+  for (std::string& fault : faults) {
+    const std::string key = fault.substr(0, fault.find(':'));
+    fault = fmt::format("{}: {}", config::place_of(root, key), fault);
+  }
+  if (!faults.empty()) throw ConfigError(fmt::format("{}", fmt::join(faults, "\n")));
+  recipe.model->data.horizon = recipe.data.horizon;
+  recipe.model->data.cameras = recipe.data.cameras;
+  return recipe;
+}
+
+Recipe load_recipe(const std::filesystem::path& file, const std::vector<std::string>& overrides,
+                   const FamilyLookup& lookup) {
+  config::Node root = config::parse_yaml_file(file);
+  for (const std::string& text : overrides) config::apply_override(root, text);
+  return recipe_from(root, lookup);
+}
+
+std::string dump(const Recipe& recipe) {
+  return config::dump_yaml(recipe);
+}
+
+std::vector<std::pair<std::string, std::string>> flatten(const Recipe& recipe) {
+  Flattener flattener;
+  const_cast<Recipe&>(recipe).reflect(flattener);  // printing visitors write nothing
+  return flattener.out;
+}
+
+std::vector<Difference> compare(const Recipe& before, const Recipe& after) {
+  // These change neither samples, nor weights, nor noise. The path of a dataset may change; its
+  // content is compared by fingerprint where a run is resumed. Steps matter only through the
+  // schedule.
+  static const std::set<std::string> harmless = {"data.workers",
+                                                 "data.prefetch",
+                                                 "train.steps",
+                                                 "train.stop_after",
+                                                 "train.threads",
+                                                 "train.on_nonfinite",
+                                                 "train.max_skipped_steps",
+                                                 "train.device",
+                                                 "output_dir"};
+  const auto is_harmless = [&](const std::string& key) {
+    return harmless.contains(key) || key.starts_with("checkpoint.") || key.starts_with("log.") ||
+           key.starts_with("eval.") || key.starts_with("data.datasets.") ||
+           key == "model.checkpoint";
+  };
+  std::map<std::string, std::string> old_values;
+  for (auto& [key, value] : flatten(before)) old_values[key] = value;
+  std::vector<Difference> out;
+  for (auto& [key, value] : flatten(after)) {
+    const auto found = old_values.find(key);
+    const std::string old_value = found == old_values.end() ? "(absent)" : found->second;
+    if (found != old_values.end()) old_values.erase(found);
+    if (old_value != value) out.push_back({key, old_value, value, !is_harmless(key)});
+  }
+  for (auto& [key, value] : old_values) out.push_back({key, value, "(absent)", !is_harmless(key)});
+  const Schedule schedule(after.optim.schedule, after.optim.lr, after.train.steps);
+  for (Difference& d : out) {
+    if (d.key == "train.steps" && schedule.depends_on_total_steps()) d.breaks_exactness = true;
+  }
+  return out;
+}
+
+}  // namespace longship::train

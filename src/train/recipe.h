@@ -1,0 +1,129 @@
+#pragma once
+// The recipe: everything a training run is made of, one YAML file plus overrides.
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/config/visitor.h"
+#include "base/config/yaml.h"
+#include "models/spec.h"
+#include "train/optimizer.h"
+#include "train/schedule.h"
+
+namespace longship::train {
+
+struct DatasetEntry {
+  std::string path;
+  double weight = 1.0;
+  void reflect(config::Visitor& visitor);
+};
+
+struct DataSection {
+  std::vector<DatasetEntry> datasets;
+  config::CountOrList val_episodes;
+  std::vector<std::pair<std::string, std::string>> cameras;
+  int64_t horizon = 50;
+  int64_t workers = 2;
+  int64_t prefetch = 4;
+  void reflect(config::Visitor& visitor);
+};
+
+struct OptimSection {
+  std::string name = "adamw";
+  double lr = 2.5e-5;
+  std::vector<double> betas = {0.9, 0.95};
+  double eps = 1e-8;
+  double weight_decay = 0.01;
+  std::optional<double> clip_norm = 1.0;
+  std::optional<double> ema;
+  ScheduleConfig schedule;
+  WeightDecayRamp weight_decay_ramp;
+  std::vector<ParamGroupConfig> groups;
+  void reflect(config::Visitor& visitor);
+  AdamWConfig adamw() const;
+};
+
+struct TrainSection {
+  int64_t steps = 30000;
+  std::optional<int64_t> stop_after;
+  int64_t global_batch = 32;
+  std::optional<int64_t> micro_batch;
+  std::string device = "auto";
+  std::string dtype = "fp32";
+  int64_t seed = 42;
+  bool deterministic = false;
+  int64_t threads = 0;
+  std::string on_nonfinite = "stop";
+  std::optional<int64_t> max_skipped_steps;
+  void reflect(config::Visitor& visitor);
+  int64_t num_micro() const { return micro_batch ? global_batch / *micro_batch : 1; }
+};
+
+struct CheckpointSection {
+  std::optional<int64_t> every = 1000;
+  int64_t keep_last = 3;
+  std::optional<int64_t> keep_every;
+  std::string resume = "auto";
+  void reflect(config::Visitor& visitor);
+};
+
+struct LogSection {
+  int64_t every = 10;
+  bool tensorboard = true;
+  void reflect(config::Visitor& visitor);
+};
+
+struct EvalSection {
+  bool open_loop = false;
+  int64_t draws = 16;
+  std::string episodes = "val";
+  int64_t batch = 64;
+  void reflect(config::Visitor& visitor);
+};
+
+/// How a family is found by name; tests give their own.
+using FamilyLookup = std::function<const models::ModelFamily&(const std::string&)>;
+
+struct Recipe {
+  const models::ModelFamily* family = nullptr;
+  std::unique_ptr<models::ModelConfig> model;
+  DataSection data;
+  OptimSection optim;
+  TrainSection train;
+  CheckpointSection checkpoint;
+  LogSection log;
+  EvalSection eval;
+  std::string output_dir;
+
+  void reflect(config::Visitor& visitor);
+};
+
+/// Reads a recipe file and applies the overrides "a.b=c" in order. Every problem of the file is
+/// listed in one ConfigError; so are options that would have no effect.
+Recipe load_recipe(const std::filesystem::path& file, const std::vector<std::string>& overrides,
+                   const FamilyLookup& lookup);
+/// The same from a parsed tree.
+Recipe recipe_from(const config::Node& root, const FamilyLookup& lookup);
+/// A recipe of a family with every default, for help texts and the schema test.
+Recipe default_recipe(const models::ModelFamily& family);
+
+/// The resolved recipe as YAML.
+std::string dump(const Recipe& recipe);
+
+/// ("optim.lr", "2.5e-05") for every field, in order.
+std::vector<std::pair<std::string, std::string>> flatten(const Recipe& recipe);
+
+struct Difference {
+  std::string key, before, after;
+  bool breaks_exactness = false;  // a run resumed with it is not the run it would have been
+};
+/// Fields in which two recipes differ.
+std::vector<Difference> compare(const Recipe& before, const Recipe& after);
+
+}  // namespace longship::train

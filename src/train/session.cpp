@@ -1,0 +1,150 @@
+#include "train/session.h"
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "base/json.h"
+#include "base/sha256.h"
+#include "data/lerobot/lerobot_dataset.h"
+#include "train/checkpoint.h"
+
+namespace longship::train {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Everything is the inner dataset's but the statistics.
+class DatasetWithStats : public data::Dataset {
+ public:
+  DatasetWithStats(std::shared_ptr<const data::Dataset> inner,
+                   std::map<std::string, data::FeatureStats> stats)
+      : inner_(std::move(inner)), stats_(std::move(stats)) {}
+  const fs::path& root() const override { return inner_->root(); }
+  std::string format() const override { return inner_->format(); }
+  double fps() const override { return inner_->fps(); }
+  const std::vector<data::Feature>& features() const override { return inner_->features(); }
+  const std::vector<data::Episode>& episodes() const override { return inner_->episodes(); }
+  const std::vector<std::string>& tasks() const override { return inner_->tasks(); }
+  const std::map<std::string, data::FeatureStats>& stats() const override { return stats_; }
+  int64_t size() const override { return inner_->size(); }
+  data::RawSample get(int64_t sample_id, const data::WindowSpec& windows) const override {
+    return inner_->get(sample_id, windows);
+  }
+  data::RawSample get_columns(int64_t sample_id, const data::WindowSpec& windows) const override {
+    return inner_->get_columns(sample_id, windows);
+  }
+  std::string_view task_of(int64_t sample_id) const override { return inner_->task_of(sample_id); }
+
+ private:
+  std::shared_ptr<const data::Dataset> inner_;
+  std::map<std::string, data::FeatureStats> stats_;
+};
+
+nlohmann::ordered_json to_json(const std::map<std::string, data::FeatureStats>& stats) {
+  nlohmann::ordered_json out = nlohmann::ordered_json::object();
+  for (const auto& [name, s] : stats) {
+    nlohmann::ordered_json entry = nlohmann::ordered_json::object();
+    const auto add = [&entry](const char* key, const std::vector<double>& values) {
+      if (!values.empty()) entry[key] = values;
+    };
+    add("min", s.min);
+    add("max", s.max);
+    add("mean", s.mean);
+    add("std", s.std);
+    add("q01", s.q01);
+    add("q99", s.q99);
+    entry["count"] = s.count;
+    entry["source"] = s.source;
+    out[name] = entry;
+  }
+  return out;
+}
+
+}  // namespace
+
+std::shared_ptr<const data::Dataset> open_dataset(const Recipe& recipe) {
+  LS_CHECK(!recipe.data.datasets.empty(), ConfigError, "data.datasets: give one dataset");
+  return data::open_lerobot(recipe.data.datasets.front().path);
+}
+
+std::string fingerprint(const data::Dataset& dataset) {
+  nlohmann::ordered_json all;
+  all["format"] = dataset.format();
+  all["fps"] = dataset.fps();
+  all["tasks"] = dataset.tasks();
+  for (const data::Episode& e : dataset.episodes()) {
+    all["episodes"].push_back({e.index, e.length, e.first_sample});
+  }
+  for (const data::Feature& f : dataset.features()) {
+    all["features"].push_back({f.name, f.dtype, f.shape});
+  }
+  all["stats"] = to_json(dataset.stats());
+  for (auto& [name, entry] : all["stats"].items()) entry.erase("source");  // may hold a path
+  return sha256_hex(all.dump());
+}
+
+std::shared_ptr<const data::Dataset> with_stats(std::shared_ptr<const data::Dataset> dataset,
+                                                std::map<std::string, data::FeatureStats> stats) {
+  return std::make_shared<DatasetWithStats>(std::move(dataset), std::move(stats));
+}
+
+std::string stats_to_json(const std::map<std::string, data::FeatureStats>& stats) {
+  return to_json(stats).dump(1) + "\n";
+}
+
+std::map<std::string, data::FeatureStats> stats_from_json(const fs::path& path) {
+  const nlohmann::json all = parse_json_file(path, {.code = ExitCode::kCheckpoint});
+  std::map<std::string, data::FeatureStats> out;
+  try {
+    for (const auto& [name, entry] : all.items()) {
+      data::FeatureStats& s = out[name];
+      const auto read = [&e = entry](const char* key, std::vector<double>& values) {
+        if (e.contains(key)) values = e.at(key).get<std::vector<double>>();
+      };
+      read("min", s.min);
+      read("max", s.max);
+      read("mean", s.mean);
+      read("std", s.std);
+      read("q01", s.q01);
+      read("q99", s.q99);
+      s.count = entry.at("count").get<int64_t>();
+      s.source = path.string();
+    }
+  } catch (const nlohmann::json::exception& error) {
+    throw CheckpointError(
+        fmt::format("{}: not statistics as a run writes them: {}", path.string(), error.what()));
+  }
+  return out;
+}
+
+at::ScalarType parse_dtype(const std::string& name) {
+  return name == "bf16" ? at::kBFloat16 : at::kFloat;
+}
+
+LoadedCheckpoint read_checkpoint(const fs::path& path, const FamilyLookup& lookup) {
+  LoadedCheckpoint out;
+  out.folder = resolve_checkpoint(path);
+  const fs::path recipe_file = out.folder / "config.yaml";
+  LS_CHECK(fs::exists(recipe_file), CheckpointError,
+           "{}: has no config.yaml, so nothing says which model it holds; give a checkpoint or a "
+           "run folder written by longship train",
+           out.folder.string());
+  out.recipe = load_recipe(recipe_file, {}, lookup);
+  out.stats = stats_from_json(out.folder / "stats.json");
+  return out;
+}
+
+std::unique_ptr<models::Policy> build_policy(const LoadedCheckpoint& checkpoint,
+                                             const data::Dataset& dataset, at::Device device) {
+  models::BuildOptions options;
+  options.device = device;
+  options.seed = static_cast<uint64_t>(checkpoint.recipe.train.seed);
+  checkpoint.recipe.model->bind_dataset(dataset);
+  auto policy = checkpoint.recipe.family->build(*checkpoint.recipe.model, options);
+  policy->load_weights(checkpoint.folder);
+  return policy;
+}
+
+}  // namespace longship::train

@@ -1,0 +1,392 @@
+#include "train/trainer.h"
+
+#include <ATen/Context.h>
+#include <ATen/core/grad_mode.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <span>
+
+#include "base/error.h"
+#include "base/fs.h"
+#include "base/log.h"
+#include "base/ordered_prefetch.h"
+#include "base/progress.h"
+#include "base/signals.h"
+#include "base/strings.h"
+#include "data/sampler.h"
+#include "data/split.h"
+#include "runtime/device.h"
+#include "train/checkpoint.h"
+#include "train/checkpoint_io.h"
+#include "train/metrics.h"
+#include "train/run_folder.h"
+#include "train/session.h"
+
+namespace longship::train {
+namespace {
+
+namespace fs = std::filesystem;
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+// What one step found out, before anything is updated.
+struct StepResult {
+  double loss = 0;
+  double grad_norm = 0;
+  std::vector<std::pair<std::string, double>> extra;
+  std::string fault;  // empty when everything is finite
+};
+
+class Run {
+ public:
+  Run(const Recipe& recipe, std::shared_ptr<const data::Dataset> dataset,
+      const TrainOptions& options, const FamilyLookup& lookup)
+      : recipe_(recipe),
+        dataset_(std::move(dataset)),
+        options_(options),
+        lookup_(lookup),
+        store_(recipe.output_dir),
+        schedule_(recipe.optim.schedule, recipe.optim.lr, recipe.train.steps) {}
+
+  TrainOutcome train();
+
+ private:
+  void prepare();
+  void build_policy();
+  void say_what_runs();
+  void start_feed();
+  int64_t last_step() const { return recipe_.train.stop_after.value_or(recipe_.train.steps); }
+  StepResult forward_backward(int64_t step);
+  void one_step(int64_t step);
+  void skip_or_stop(int64_t step, const StepResult& result);
+  void record(int64_t step, bool force);
+  void report_progress(const StepResult& result);
+  void save();
+  void finish();
+
+  const Recipe& recipe_;
+  std::shared_ptr<const data::Dataset> dataset_;
+  const TrainOptions& options_;
+  const FamilyLookup& lookup_;
+  CheckpointStore store_;
+  Schedule schedule_;
+  at::Device device_ = at::kCPU;
+  std::unique_ptr<models::Transform> transform_;
+  std::unique_ptr<models::Policy> policy_;
+  std::unique_ptr<AdamW> optimizer_;
+  std::unique_ptr<data::ShuffledStream> stream_;
+  std::unique_ptr<MetricsLog> metrics_;
+  std::unique_ptr<Progress> progress_;
+  // Declared after everything its workers use, so that they are joined first.
+  std::unique_ptr<OrderedPrefetcher<std::unique_ptr<models::Batch>>> feed_;
+  CheckpointContents contents_;
+  TrainerState state_;
+  TrainOutcome outcome_;
+  int64_t resumed_step_ = 0;
+  int64_t saved_step_ = -1;
+  Clock::time_point run_start_, window_start_;
+  int64_t timed_steps_ = 0;
+  double wait_ms_ = 0;
+  double last_lr_ = 0;
+};
+
+void Run::prepare() {
+  const std::string print = fingerprint(*dataset_);
+  const std::string recipe_yaml =
+      dump(recipe_);  // as given, before the dataset fills what it leaves open
+  const StartPlan plan = plan_start(recipe_, options_.overwrite, print, lookup_);
+  const fs::path folder = recipe_.output_dir;
+  log::init(options_.quiet ? log::Level::kError : log::Level::kInfo, folder / "train.log");
+  store_.remove_partials();
+  const int threads = runtime::set_cpu_threads(static_cast<int>(recipe_.train.threads));
+  device_ = runtime::parse_device(recipe_.train.device);
+  if (recipe_.train.deterministic) {
+    at::globalContext().setDeterministicAlgorithms(true, false);
+    at::globalContext().setDeterministicCuDNN(true);
+  }
+  log::info("device {}, {} CPU threads, {}", runtime::describe(device_), threads,
+            recipe_.train.dtype);
+  recipe_.model->bind_dataset(*dataset_);
+  transform_ = recipe_.family->make_transform(*recipe_.model, *dataset_);
+  transform_->check_dataset(*dataset_);
+  const data::Split split = data::split_by_episode(*dataset_, recipe_.data.val_episodes);
+  stream_ = std::make_unique<data::ShuffledStream>(
+      split.train_ids, static_cast<uint64_t>(recipe_.train.seed), recipe_.train.global_batch);
+  log::info("{}: {} samples of {} episodes for training, {} episodes held out",
+            dataset_->root().string(), with_thousands(stream_->num_samples()),
+            split.train_episodes.size(), split.val_episodes.size());
+  build_policy();
+  state_.seed = recipe_.train.seed;
+  state_.global_batch = recipe_.train.global_batch;
+  if (plan.resume_from) {
+    state_ = plan.state;
+    load_training_state(*plan.resume_from, *policy_, *optimizer_, state_.num_updates);
+    log::info("resumed from {} at step {}", plan.resume_from->string(), state_.step);
+    outcome_.checkpoint = *plan.resume_from;
+    if (!plan.is_fork) saved_step_ = state_.step;
+  }
+  state_.dataset_fingerprint = print;
+  resumed_step_ = state_.step;
+  contents_ = {&recipe_, recipe_yaml, dataset_.get(), stats_json(*dataset_, *transform_)};
+  write_file_atomic(folder / "config.yaml", recipe_yaml);
+  metrics_ = std::make_unique<MetricsLog>(folder, resumed_step_, recipe_.log.tensorboard);
+  say_what_runs();
+}
+
+void Run::build_policy() {
+  models::BuildOptions build;
+  build.device = device_;
+  build.dtype = parse_dtype(recipe_.train.dtype);
+  build.seed = static_cast<uint64_t>(recipe_.train.seed);
+  const std::string weights = initial_weights(recipe_);
+  policy_ = recipe_.family->build(*recipe_.model, build);
+  if (!weights.empty()) {
+    log::info("weights from {}", weights);
+    policy_->load_weights(weights);
+  }
+  optimizer_ = std::make_unique<AdamW>(policy_->parameters(), recipe_.optim.adamw());
+  if (!optimizer_->has_masters()) return;
+  // Masters keep the full fp32 values of the file or of the initialisation, not the rounded ones.
+  build.dtype = at::kFloat;
+  build.device = at::kCPU;
+  const auto precise = recipe_.family->build(*recipe_.model, build);
+  if (!weights.empty()) precise->load_weights(weights);
+  for (const models::ParamInfo& info : precise->parameters()) {
+    optimizer_->set_master(info.name, info.tensor);
+  }
+}
+
+void Run::say_what_runs() {
+  int64_t total = 0, frozen = 0;
+  for (const models::ParamInfo& info : policy_->parameters()) {
+    total += info.tensor.numel();
+    if (info.role == models::ParamRole::kFrozen) frozen += info.tensor.numel();
+  }
+  log::info("{}: {} parameters, {} frozen", recipe_.family->name(), with_thousands(total),
+            with_thousands(frozen));
+  log::info("{} steps of {} samples ({} x {}), {:.1f} passes over the data; run folder {}",
+            recipe_.train.steps, recipe_.train.global_batch, recipe_.train.num_micro(),
+            recipe_.train.global_batch / recipe_.train.num_micro(),
+            stream_->epochs_before(recipe_.train.steps), recipe_.output_dir);
+}
+
+void Run::start_feed() {
+  const int64_t num_micro = recipe_.train.num_micro();
+  const int64_t micro = recipe_.train.global_batch / num_micro;
+  const auto produce = [this, micro](int64_t i) {
+    // Micro-batch i of the run: the micro-batches of a step are neighbours, so it starts at sample
+    // i * micro.
+    const data::WindowSpec windows = transform_->windows();
+    std::vector<std::unique_ptr<models::Transform::Item>> items;
+    for (int64_t k = 0; k < micro; ++k) {
+      const int64_t id = stream_->at(i * micro + k);
+      items.push_back(transform_->prepare(dataset_->get(id, windows)));
+    }
+    return transform_->collate(items);
+  };
+  feed_ = std::make_unique<OrderedPrefetcher<std::unique_ptr<models::Batch>>>(
+      recipe_.data.workers, recipe_.data.prefetch, produce, state_.step * num_micro,
+      last_step() * num_micro);
+}
+
+StepResult Run::forward_backward(int64_t step) {
+  const int64_t num_micro = recipe_.train.num_micro();
+  const models::DrawKey key{static_cast<uint64_t>(recipe_.train.seed), static_cast<uint64_t>(step)};
+  StepResult result;
+  std::vector<int64_t> ids;
+  optimizer_->zero_grad();
+  for (int64_t m = 0; m < num_micro; ++m) {
+    const std::unique_ptr<models::Batch> batch = feed_->next();
+    wait_ms_ += feed_->wait_ms();
+    ids.insert(ids.end(), batch->sample_ids.begin(), batch->sample_ids.end());
+    if (!device_.is_cpu()) batch->to(device_);
+    models::LossResult loss = policy_->loss(*batch, key);
+    (num_micro == 1 ? loss.loss : loss.loss.div(static_cast<double>(num_micro))).backward();
+    const double value = loss.loss.item<double>();
+    result.loss += value / static_cast<double>(num_micro);
+    for (size_t i = 0; i < loss.metrics.size(); ++i) {
+      if (m == 0) result.extra.emplace_back(loss.metrics[i].first, 0.0);
+      result.extra[i].second +=
+          loss.metrics[i].second.item<double>() / static_cast<double>(num_micro);
+    }
+    if (!std::isfinite(value) && result.fault.empty()) {
+      result.fault = fmt::format("the loss is {} (micro-batch {} of {}, samples {})", value, m + 1,
+                                 num_micro, fmt::join(batch->sample_ids, ", "));
+    }
+  }
+  result.grad_norm = optimizer_->grad_norm();
+  if (!std::isfinite(result.grad_norm) && result.fault.empty()) {
+    result.fault = fmt::format("the gradients are not finite (norm {}, loss {}, samples {})",
+                               result.grad_norm, result.loss, fmt::join(ids, ", "));
+  }
+  return result;
+}
+
+void Run::skip_or_stop(int64_t step, const StepResult& result) {
+  const std::string what = fmt::format("step {}: {}", step + 1, result.fault);
+  if (recipe_.train.on_nonfinite == "stop") {
+    save();
+    throw NonFiniteError(fmt::format(
+        "{}; nothing was updated, and the state before this step is in {}. Look at these samples, "
+        "lower optim.lr, or set train.on_nonfinite=skip train.max_skipped_steps=N",
+        what, outcome_.checkpoint.string()));
+  }
+  const int64_t most = recipe_.train.max_skipped_steps.value_or(10);
+  if (state_.skipped_steps >= most) {
+    save();
+    throw NonFiniteError(
+        fmt::format("{}; {} steps were skipped already and train.max_skipped_steps is {}. The "
+                    "state before this "
+                    "step is in {}",
+                    what, state_.skipped_steps, most, outcome_.checkpoint.string()));
+  }
+  ++state_.skipped_steps;
+  log::warn("{}; the step is skipped ({} of at most {})", what, state_.skipped_steps, most);
+}
+
+void Run::one_step(int64_t step) {
+  const StepResult result = forward_backward(step);
+  outcome_.losses.push_back(result.loss);
+  outcome_.last_loss = result.loss;
+  if (!result.fault.empty()) {
+    skip_or_stop(step, result);
+  } else {
+    last_lr_ = schedule_.lr(state_.num_updates);
+    const double decay =
+        recipe_.optim.weight_decay_ramp.value(recipe_.optim.weight_decay, state_.num_updates);
+    optimizer_->apply(last_lr_, result.grad_norm, decay);
+    ++state_.num_updates;
+    ++state_.window_updates;
+    state_.window_loss += result.loss;
+    state_.window_grad_norm += result.grad_norm;
+    if (state_.window_extra.size() != result.extra.size())
+      state_.window_extra = result.extra;
+    else
+      for (size_t i = 0; i < result.extra.size(); ++i)
+        state_.window_extra[i].second += result.extra[i].second;
+  }
+  ++state_.window_steps;
+  ++timed_steps_;
+  state_.step = step + 1;
+  state_.num_samples += recipe_.train.global_batch;
+  report_progress(result);
+  record(step + 1, step + 1 == recipe_.train.steps);
+}
+
+void Run::report_progress(const StepResult& result) {
+  if (!progress_) return;
+  progress_->update(state_.step, fmt::format("loss {:.4f}  lr {:.1e}", result.loss, last_lr_));
+}
+
+void Run::record(int64_t step, bool force) {
+  if (!force && step != 1 && step % recipe_.log.every != 0) return;
+  const double seconds = seconds_since(window_start_);
+  const double updates = static_cast<double>(state_.window_updates);
+  MetricsRecord r;
+  r.step = step;
+  r.loss = state_.window_loss / updates;  // NaN, written as null, when every step was skipped
+  r.grad_norm = state_.window_grad_norm / updates;
+  r.lr = last_lr_;
+  r.samples_per_s = static_cast<double>(timed_steps_ * recipe_.train.global_batch) / seconds;
+  r.data_wait_ms = wait_ms_ / static_cast<double>(timed_steps_);
+  r.step_time_ms = 1e3 * seconds / static_cast<double>(timed_steps_);
+  r.epoch = stream_->epochs_before(step);
+  r.skipped_steps = state_.skipped_steps;
+  r.num_samples = state_.num_samples;
+  for (const auto& [name, sum] : state_.window_extra) r.extra.emplace_back(name, sum / updates);
+  metrics_->write(r);
+  const double per_step = seconds_since(run_start_) / static_cast<double>(step - resumed_step_);
+  const std::string line =
+      to_console_line(r, recipe_.train.steps, per_step * static_cast<double>(last_step() - step));
+  if (progress_) {
+    log::debug("{}", line);
+  } else {
+    log::info("{}", line);
+  }
+  state_.window_steps = state_.window_updates = 0;
+  state_.window_loss = state_.window_grad_norm = 0;
+  state_.window_extra.clear();
+  timed_steps_ = 0;
+  wait_ms_ = 0;
+  window_start_ = Clock::now();
+}
+
+void Run::save() {
+  if (saved_step_ == state_.step) return;
+  const auto before = Clock::now();
+  outcome_.checkpoint = save_checkpoint(store_, contents_, *policy_, *optimizer_, state_);
+  saved_step_ = state_.step;
+  store_.prune(state_.step, recipe_.checkpoint.keep_last, recipe_.checkpoint.keep_every);
+  metrics_->draw_loss(fmt::format("{}: training loss", recipe_.output_dir));
+  const double seconds = seconds_since(before);
+  log::info("checkpoint {} ({})", outcome_.checkpoint.string(), human_duration(seconds));
+  // Saving is no part of the step time.
+  window_start_ +=
+      std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+}
+
+TrainOutcome Run::train() {
+  prepare();
+  const InterruptGuard guard;
+  run_start_ = window_start_ = Clock::now();
+  if (log::is_terminal() && !options_.quiet) {
+    progress_ = std::make_unique<Progress>("train", recipe_.train.steps, "step", state_.step);
+  }
+  if (state_.step >= last_step()) {
+    log::info("step {} of {} is reached already; nothing to train", state_.step,
+              recipe_.train.steps);
+  } else {
+    start_feed();
+  }
+  while (state_.step < last_step() && !guard.interrupted()) {
+    one_step(state_.step);
+    if (recipe_.checkpoint.every && state_.step % *recipe_.checkpoint.every == 0) save();
+  }
+  outcome_.interrupted = guard.interrupted() && state_.step < last_step();
+  feed_.reset();
+  save();
+  finish();
+  return outcome_;
+}
+
+void Run::finish() {
+  outcome_.step = state_.step;
+  outcome_.finished = state_.step >= recipe_.train.steps;
+  progress_.reset();
+  metrics_->flush();
+  metrics_->draw_loss(fmt::format("{}: training loss", recipe_.output_dir));
+  const fs::path folder = recipe_.output_dir;
+  if (outcome_.interrupted) {
+    log::info("interrupted after step {} of {}; the state is saved in {}", state_.step,
+              recipe_.train.steps, outcome_.checkpoint.string());
+    log::info("resume with: {}", options_.command);
+    return;
+  }
+  if (!outcome_.finished) {
+    log::info("stopped after step {} as train.stop_after says; go on with train.stop_after=null",
+              state_.step);
+  }
+  log::info("trained to step {} in {}", state_.step, human_duration(seconds_since(run_start_)));
+  log::info("  checkpoint    {}", outcome_.checkpoint.string());
+  log::info("  loss picture  {}", (folder / "loss.svg").string());
+  log::info("  metrics       {}{}", (folder / "metrics.jsonl").string(),
+            recipe_.log.tensorboard
+                ? fmt::format(", tensorboard --logdir {}", (folder / "tensorboard").string())
+                : "");
+}
+
+}  // namespace
+
+TrainOutcome train(const Recipe& recipe, std::shared_ptr<const data::Dataset> dataset,
+                   const TrainOptions& options, const FamilyLookup& lookup) {
+  Run run(recipe, std::move(dataset), options, lookup);
+  return run.train();
+}
+
+}  // namespace longship::train
