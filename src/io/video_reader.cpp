@@ -1,7 +1,6 @@
 #include <fmt/core.h>
 
 #include <array>
-#include <bit>
 #include <cstring>
 
 #include "base/error.h"
