@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs what Longship needs on Debian 12 or Ubuntu 24.04, and nothing twice.
-# Usage: scripts/setup.sh [--tests]     --tests adds the test libraries.
+# Usage: scripts/setup.sh [--tests]     --tests adds what the tests need.
 # Packages come by apt-get when this user may (root, or sudo without a password); otherwise the line to run is printed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -33,11 +33,14 @@ if ((${#missing[@]})); then
   "${sudo[@]}" apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
 fi
 
-# The stamp holds the requirements it was made from, so a changed pin installs again.
-stamp=.venv/longship-requirements.txt
-if ! cmp -s scripts/requirements.txt "$stamp" 2>/dev/null; then
-  echo "==> installing $(tr '\n' ' ' <scripts/requirements.txt)into .venv (about two minutes)"
-  python3 -m venv .venv
-  .venv/bin/pip install --quiet --disable-pip-version-check -r scripts/requirements.txt
-  cp scripts/requirements.txt "$stamp"
-fi
+# A stamp holds the requirements it was made from, so a changed pin installs again.
+install() {
+  local stamp=.venv/longship-$(basename "$1")
+  if cmp -s "$1" "$stamp" 2>/dev/null; then return; fi
+  echo "==> installing $(tr '\n' ' ' <"$1")into .venv"
+  [[ -x .venv/bin/pip ]] || python3 -m venv .venv
+  .venv/bin/pip install --quiet --disable-pip-version-check -r "$1"
+  cp "$1" "$stamp"
+}
+install scripts/requirements.txt
+if [[ "${1:-}" == "--tests" ]]; then install scripts/requirements-tests.txt; fi
