@@ -176,7 +176,9 @@ TEST(Pi05Mapping, ExportTakesReplacedValues) {
   const auto policy = tiny_policy();
   const NamedTensor value{"action_in_proj.bias", at::zeros({20})};
   for (const NamedTensor& t : policy->export_weights({&value, 1})) {
-    if (t.name == value.name) EXPECT_EQ(t.tensor.abs().max().item<float>(), 0.0f);
+    if (t.name == value.name) {
+      EXPECT_EQ(t.tensor.abs().max().item<float>(), 0.0f);
+    }
   }
   const NamedTensor unknown{"nothing", at::zeros({1})};
   EXPECT_THROW(policy->export_weights({&unknown, 1}), InternalError);

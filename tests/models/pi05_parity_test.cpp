@@ -33,7 +33,9 @@ TEST(Pi05GoldenBf16, StaysWithinTheDocumentedBounds) {
   const ParityReport report =
       run_parity_case(longship::testing::golden_path("pi05/tiny_train"), options, testing::plain_optimizer);
   for (const ParityRow& row : report.rows) {
-    if (row.kind != "train") EXPECT_TRUE(row.pass) << row.name << " " << row.rel_error;
+    if (row.kind != "train") {
+      EXPECT_TRUE(row.pass) << row.name << " " << row.rel_error;
+    }
   }
 }
 

@@ -46,9 +46,13 @@ TEST(Pi05Freeze, VisionLeavesTheProjectorTrainable) {
   policy->loss(tiny_inputs().pack_batch(), {}).loss.backward();
   for (const ParamInfo& info : policy->parameters()) {
     const bool vision = info.name.find("vision_tower") != std::string::npos;
-    if (vision) EXPECT_EQ(info.role, ParamRole::kFrozen) << info.name;
+    if (vision) {
+      EXPECT_EQ(info.role, ParamRole::kFrozen) << info.name;
+    }
     EXPECT_EQ(info.tensor.grad().defined(), info.role == ParamRole::kTrainable) << info.name;
-    if (info.name.find("multi_modal_projector") != std::string::npos) EXPECT_EQ(info.role, ParamRole::kTrainable);
+    if (info.name.find("multi_modal_projector") != std::string::npos) {
+      EXPECT_EQ(info.role, ParamRole::kTrainable);
+    }
   }
 }
 
