@@ -20,7 +20,7 @@ constexpr const char* kFooter = R"(Exit codes: 0 ok, 1 other (also: a parity cas
 4 checkpoint or weights, 5 device or out of memory, 6 non-finite numbers, 130 interrupted after a clean save.
 
 First steps: scripts/demo.sh trains a small Pi0.5 on the shipped PushT episodes;
-'longship train --print-config CONFIG' shows every setting with its meaning.)";
+'longship train --explain CONFIG' shows every setting with its meaning.)";
 
 int report(const std::string& message, longship::ExitCode code) {
   fmt::print(stderr, "longship: error: {}\n", message);
