@@ -18,7 +18,8 @@ class TrainerOptimizer : public models::ParityOptimizer {
  public:
   TrainerOptimizer(std::vector<models::ParamInfo> parameters, const train::AdamWConfig& config,
                    const train::ScheduleConfig& schedule, const models::ParityRecipe& recipe)
-      : adamw_(std::move(parameters), config), schedule_(schedule, recipe.peak_lr, recipe.decay_steps) {}
+      : adamw_(std::move(parameters), config),
+        schedule_(schedule, recipe.peak_lr, recipe.decay_steps) {}
   double lr(int64_t step) const override { return schedule_.lr(step); }
   double step(int64_t step) override {
     const double norm = adamw_.step(lr(step));
@@ -42,7 +43,8 @@ models::ParityOptions parse_options(const Arguments& arguments) {
   models::ParityOptions options;
   options.dtype = arguments.dtype == "bf16" ? at::kBFloat16 : at::kFloat;
   if (arguments.device != "cpu") {
-    LS_CHECK(at::hasCUDA(), DeviceError, "--device {}: no CUDA device is usable by this build on this machine; use cpu",
+    LS_CHECK(at::hasCUDA(), DeviceError,
+             "--device {}: no CUDA device is usable by this build on this machine; use cpu",
              arguments.device);
     options.device = at::Device(arguments.device);
     if (!options.device.has_index()) options.device.set_index(0);
@@ -52,7 +54,8 @@ models::ParityOptions parse_options(const Arguments& arguments) {
 
 int run_parity(const Arguments& arguments) {
   const models::ParityOptions options = parse_options(arguments);
-  for (const std::string& folder : arguments.folders) models::read_parity_case(folder);  // all must be cases
+  for (const std::string& folder : arguments.folders)
+    models::read_parity_case(folder);  // all must be cases
   std::FILE* text = arguments.json == "-" ? stderr : stdout;
   std::vector<models::ParityReport> reports;
   bool pass = true;
@@ -75,8 +78,8 @@ int run_parity(const Arguments& arguments) {
 
 }  // namespace
 
-std::unique_ptr<models::ParityOptimizer> make_parity_optimizer(std::vector<models::ParamInfo> parameters,
-                                                               const models::ParityRecipe& recipe) {
+std::unique_ptr<models::ParityOptimizer> make_parity_optimizer(
+    std::vector<models::ParamInfo> parameters, const models::ParityRecipe& recipe) {
   train::AdamWConfig config;
   config.beta1 = recipe.beta1;
   config.beta2 = recipe.beta2;
@@ -92,7 +95,8 @@ std::unique_ptr<models::ParityOptimizer> make_parity_optimizer(std::vector<model
   } else if (recipe.schedule.starts_with("constant")) {
     schedule.name = "constant";
   } else {
-    throw ConfigError(fmt::format("parity: the recorded schedule '{}' is not known", recipe.schedule));
+    throw ConfigError(
+        fmt::format("parity: the recorded schedule '{}' is not known", recipe.schedule));
   }
   if (schedule.name != "constant") {
     schedule.warmup_steps = recipe.warmup_steps;
@@ -107,12 +111,16 @@ void add_parity_command(CLI::App& app, std::function<int()>& action) {
   CLI::App* command = app.add_subcommand(
       "parity", "Compares this program with numbers recorded from the reference implementations.");
   command->add_option("DIR", arguments->folders, "case folders (with case.json)")->required();
-  command->add_option("--json", arguments->json, "also write the result as JSON to a file, or - for standard output");
-  command->add_option("--device", arguments->device, "cpu, cuda or cuda:N; fp32 on cuda gets ten times the tolerances");
+  command->add_option("--json", arguments->json,
+                      "also write the result as JSON to a file, or - for standard output");
+  command->add_option("--device", arguments->device,
+                      "cpu, cuda or cuda:N; fp32 on cuda gets ten times the tolerances");
   command
-      ->add_option("--dtype", arguments->dtype, "fp32, or bf16 against the family's documented bounds")
+      ->add_option("--dtype", arguments->dtype,
+                   "fp32, or bf16 against the family's documented bounds")
       ->check(CLI::IsMember({"fp32", "bf16"}));
-  command->callback([arguments, &action] { action = [arguments] { return run_parity(*arguments); }; });
+  command->callback(
+      [arguments, &action] { action = [arguments] { return run_parity(*arguments); }; });
 }
 
 }  // namespace longship::apps

@@ -28,8 +28,8 @@ bool is_required(const ParityCase& c, const std::string& name) {
 }
 
 /// Compares one pair and fills the judged measure.
-ParityRow compare(const ParityCase& c, const std::string& kind, const std::string& name, const at::Tensor* ours,
-                  const at::Tensor& ref) {
+ParityRow compare(const ParityCase& c, const std::string& kind, const std::string& name,
+                  const at::Tensor* ours, const at::Tensor& ref) {
   ParityRow row;
   row.kind = kind;
   row.name = name;
@@ -61,7 +61,8 @@ ParityRow compare(const ParityCase& c, const std::string& kind, const std::strin
   return row;
 }
 
-void compare_all(const ParityCase& c, const std::string& file, const Tensors& ours, bool sample, ParityReport& report) {
+void compare_all(const ParityCase& c, const std::string& file, const Tensors& ours, bool sample,
+                 ParityReport& report) {
   const std::filesystem::path path = c.folder / file;
   const Tensors expected = std::filesystem::exists(path) ? io::load_tensors(path) : Tensors{};
   for (const auto& [name, ref] : expected) {
@@ -72,7 +73,9 @@ void compare_all(const ParityCase& c, const std::string& file, const Tensors& ou
   }
   // A literal required name that the case itself lacks cannot be judged.
   for (const std::string& pattern : c.required) {
-    if (pattern.starts_with("sample:") != sample || pattern.find_first_of("*?") != std::string::npos) continue;
+    if (pattern.starts_with("sample:") != sample ||
+        pattern.find_first_of("*?") != std::string::npos)
+      continue;
     const std::string name = sample ? pattern.substr(7) : pattern;
     if (expected.contains(name)) continue;
     ParityRow row;
@@ -118,7 +121,8 @@ std::vector<Recorded> read_recorded(const nlohmann::json& doc) {
     out.push_back({"", read_recipe(doc), doc["trajectory"]});
   } else if (doc.contains("documented")) {
     out.push_back({"documented", read_recipe(doc.at("recipe")), doc["documented"]});
-    if (doc.contains("stress")) out.push_back({"stress", read_recipe(doc.at("stress_recipe")), doc["stress"]});
+    if (doc.contains("stress"))
+      out.push_back({"stress", read_recipe(doc.at("stress_recipe")), doc["stress"]});
   } else {
     for (const auto& [label, run] : doc.items()) {
       if (run.is_object() && run.contains("steps")) {
@@ -138,8 +142,9 @@ ParityRow train_row(const std::string& name, double tolerance) {
   return row;
 }
 
-void run_recorded(const ParityCase& c, ParityAdapter& adapter, const std::string& file, const std::string& description,
-                  const Recorded& run, const ParityOptimizerFactory& make_optimizer, ParityReport& report) {
+void run_recorded(const ParityCase& c, ParityAdapter& adapter, const std::string& file,
+                  const std::string& description, const Recorded& run,
+                  const ParityOptimizerFactory& make_optimizer, ParityReport& report) {
   const std::string prefix = run.label.empty() ? file : file + ":" + run.label;
   const std::unique_ptr<ParityOptimizer> optimizer =
       make_optimizer(adapter.begin_trajectory(file, description), run.recipe);
@@ -159,7 +164,8 @@ void run_recorded(const ParityCase& c, ParityAdapter& adapter, const std::string
     const double norm = optimizer->step(step);
     if (recorded.contains("lr")) {
       const double lr_ref = recorded["lr"].get<double>();
-      const bool same = std::abs(lr - lr_ref) <= 1e-9 * std::max(std::abs(lr_ref), run.recipe.peak_lr);
+      const bool same =
+          std::abs(lr - lr_ref) <= 1e-9 * std::max(std::abs(lr_ref), run.recipe.peak_lr);
       row.pass = row.pass && same;
       if (!same) row.note = fmt::format("lr {} instead of {}", lr, lr_ref);
     }
@@ -200,7 +206,8 @@ void run_trajectory(const ParityCase& c, ParityAdapter& adapter, const std::stri
     row.note = "no recorded run found in the file";
     report.rows.push_back(row);
   }
-  for (const Recorded& run : runs) run_recorded(c, adapter, file, description, run, make_optimizer, report);
+  for (const Recorded& run : runs)
+    run_recorded(c, adapter, file, description, run, make_optimizer, report);
 }
 
 }  // namespace

@@ -1,7 +1,8 @@
 #pragma once
-// Comparison with recorded numbers of a reference implementation: a case folder holds weights, inputs and what the
-// reference gave for them (outputs, loss, gradients, optimizer steps, inference). The runner knows no family; each family
-// supplies an adapter that turns the case's inputs into its own batch.
+// Comparison with recorded numbers of a reference implementation: a case folder holds weights,
+// inputs and what the reference gave for them (outputs, loss, gradients, optimizer steps,
+// inference). The runner knows no family; each family supplies an adapter that turns the case's
+// inputs into its own batch.
 
 #include <ATen/core/Tensor.h>
 
@@ -19,15 +20,16 @@
 
 namespace longship::models {
 
-/// Bounds of the error measure: max|ours - ref| / max(max|ref|, s), s = 1e-3 of the case's largest gradient for
-/// gradients and 1e-6 otherwise.
+/// Bounds of the error measure: max|ours - ref| / max(max|ref|, s), s = 1e-3 of the case's largest
+/// gradient for gradients and 1e-6 otherwise.
 struct ParityTolerance {
   double outputs = 5e-5;
-  double loss = 2e-6;   // relative, the scalar named "loss"
+  double loss = 2e-6;  // relative, the scalar named "loss"
   double grads = 5e-5;
   double train = 5e-5;  // relative, the loss of every optimizer step
   double sample = 1e-4;
-  double zero_grads = 1e-6;  // of the largest gradient, for gradients that are zero in exact arithmetic
+  double zero_grads =
+      1e-6;  // of the largest gradient, for gradients that are zero in exact arithmetic
   void scale(double factor);
 };
 
@@ -55,15 +57,18 @@ struct ParityRecipe {
   std::string schedule;  // as recorded, e.g. cosine_with_warmup_openpi
   double peak_lr = 0, min_lr = 0;
   int64_t warmup_steps = 0, decay_steps = 0;
-  double beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0, clip_norm = 0;  // clip_norm 0: none
+  double beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0,
+         clip_norm = 0;  // clip_norm 0: none
 };
 
-/// One optimizer with its schedule; the program passes in the trainer's own, so that trajectories test what trains.
+/// One optimizer with its schedule; the program passes in the trainer's own, so that trajectories
+/// test what trains.
 class ParityOptimizer {
  public:
   virtual ~ParityOptimizer() = default;
   virtual double lr(int64_t step) const = 0;
-  /// Clips and applies the gradients of the parameters, drops them; returns the norm before clipping.
+  /// Clips and applies the gradients of the parameters, drops them; returns the norm before
+  /// clipping.
   virtual double step(int64_t step) = 0;
 };
 using ParityOptimizerFactory =
@@ -78,14 +83,16 @@ class ParityAdapter {
   /// Tensors under the names of sample.safetensors; empty when the case has none.
   virtual std::map<std::string, at::Tensor> sample() = 0;
   /// Goes back to the case's weights and prepares the recorded run `file`.
-  virtual std::vector<ParamInfo> begin_trajectory(const std::string& file, const std::string& description) = 0;
+  virtual std::vector<ParamInfo> begin_trajectory(const std::string& file,
+                                                  const std::string& description) = 0;
   /// Loss with graph on batch `batch` of the case.
   virtual at::Tensor train_loss(int64_t batch) = 0;
   /// The family's documented bounds of a bf16 run against the fp32 reference.
   virtual ParityTolerance low_precision_tolerance() const = 0;
 };
 /// Throws ConfigError for a family without adapter.
-std::unique_ptr<ParityAdapter> make_parity_adapter(const ParityCase& c, const ParityOptions& options);
+std::unique_ptr<ParityAdapter> make_parity_adapter(const ParityCase& c,
+                                                   const ParityOptions& options);
 
 struct ParityRow {
   std::string kind;  // output, grad, sample, train
@@ -106,7 +113,8 @@ struct ParityReport {
   bool pass() const;
 };
 
-/// Runs one case completely. Failures of comparison are rows; an unsupported family is one failed row.
+/// Runs one case completely. Failures of comparison are rows; an unsupported family is one failed
+/// row.
 ParityReport run_parity_case(const std::filesystem::path& folder, const ParityOptions& options,
                              const ParityOptimizerFactory& optimizer);
 
@@ -115,8 +123,8 @@ std::string format_report(const ParityReport& report);
 /// {"pass": ..., "cases": [...]}.
 std::string reports_json(const std::vector<ParityReport>& reports, const ParityOptions& options);
 
-/// Error of `ours` against `ref` in double: {max abs, max abs / max(max|ref|, floor)}; infinite for values that are not
-/// finite.
+/// Error of `ours` against `ref` in double: {max abs, max abs / max(max|ref|, floor)}; infinite for
+/// values that are not finite.
 std::pair<double, double> parity_error(const at::Tensor& ours, const at::Tensor& ref, double floor);
 
 /// Glob with * and ?.

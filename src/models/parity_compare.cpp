@@ -19,7 +19,9 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-double finite_or_null(double value) { return std::isfinite(value) ? value : -1.0; }
+double finite_or_null(double value) {
+  return std::isfinite(value) ? value : -1.0;
+}
 
 std::vector<std::string> strings(const nlohmann::json& doc, const char* key) {
   std::vector<std::string> out;
@@ -37,13 +39,14 @@ void ParityTolerance::scale(double factor) {
 ParityCase read_parity_case(const std::filesystem::path& folder) {
   const std::filesystem::path path = folder / "case.json";
   LS_CHECK(std::filesystem::exists(path), ConfigError,
-           "{}: no case.json; a parity case is a folder with case.json, weights.safetensors, inputs.safetensors and "
+           "{}: no case.json; a parity case is a folder with case.json, weights.safetensors, "
+           "inputs.safetensors and "
            "expected.safetensors",
            folder.string());
   const nlohmann::json doc = parse_json_file(path, {.code = ExitCode::kConfig});
   try {
-    LS_CHECK(doc.at("format").get<int64_t>() == 1, ConfigError, "{}: format {} is not supported, 1 is", path.string(),
-             doc.at("format").dump());
+    LS_CHECK(doc.at("format").get<int64_t>() == 1, ConfigError,
+             "{}: format {} is not supported, 1 is", path.string(), doc.at("format").dump());
     ParityCase c;
     c.folder = folder;
     c.family = doc.at("family").get<std::string>();
@@ -67,7 +70,8 @@ ParityCase read_parity_case(const std::filesystem::path& folder) {
   }
 }
 
-std::pair<double, double> parity_error(const at::Tensor& ours, const at::Tensor& ref, double floor) {
+std::pair<double, double> parity_error(const at::Tensor& ours, const at::Tensor& ref,
+                                       double floor) {
   if (ref.numel() == 0) return {0.0, 0.0};
   const at::Tensor a = ours.detach().to(at::kCPU).to(at::kDouble), b = ref.to(at::kDouble);
   if (!at::isfinite(a).all().item<bool>()) {
@@ -92,21 +96,24 @@ bool parity_match(std::string_view pattern, std::string_view name) {
 }
 
 bool ParityReport::pass() const {
-  return !rows.empty() && std::all_of(rows.begin(), rows.end(), [](const ParityRow& row) { return row.pass; });
+  return !rows.empty() &&
+         std::all_of(rows.begin(), rows.end(), [](const ParityRow& row) { return row.pass; });
 }
 
 std::string format_report(const ParityReport& report) {
-  std::string out = fmt::format("{} / {}  ({})\n", report.family, report.name, report.folder.string());
+  std::string out =
+      fmt::format("{} / {}  ({})\n", report.family, report.name, report.folder.string());
   size_t width = 20;
   for (const ParityRow& row : report.rows) width = std::max(width, row.name.size());
-  out += fmt::format("  {:<7} {:<{}} {:>10} {:>10} {:>10}  result\n", "kind", "name", width, "abs error", "rel error",
-                     "tolerance");
+  out += fmt::format("  {:<7} {:<{}} {:>10} {:>10} {:>10}  result\n", "kind", "name", width,
+                     "abs error", "rel error", "tolerance");
   int64_t failed = 0;
   for (const ParityRow& row : report.rows) {
     failed += row.pass ? 0 : 1;
     const char* result = !row.produced ? "FAIL (not produced)" : row.pass ? "PASS" : "FAIL";
-    out += fmt::format("  {:<7} {:<{}} {:>10.2e} {:>10.2e} {:>10.1e}  {}{}{}\n", row.kind, row.name, width,
-                       row.abs_error, row.rel_error, row.tolerance, result, row.note.empty() ? "" : "  ", row.note);
+    out += fmt::format("  {:<7} {:<{}} {:>10.2e} {:>10.2e} {:>10.1e}  {}{}{}\n", row.kind, row.name,
+                       width, row.abs_error, row.rel_error, row.tolerance, result,
+                       row.note.empty() ? "" : "  ", row.note);
   }
   out += fmt::format("  {}: {} of {} rows pass\n", report.pass() ? "PASS" : "FAIL",
                      static_cast<int64_t>(report.rows.size()) - failed, report.rows.size());
@@ -115,7 +122,8 @@ std::string format_report(const ParityReport& report) {
 
 std::string reports_json(const std::vector<ParityReport>& reports, const ParityOptions& options) {
   Json doc;
-  doc["pass"] = std::all_of(reports.begin(), reports.end(), [](const ParityReport& r) { return r.pass(); });
+  doc["pass"] =
+      std::all_of(reports.begin(), reports.end(), [](const ParityReport& r) { return r.pass(); });
   doc["device"] = options.device.str();
   doc["dtype"] = options.dtype == at::kFloat ? "fp32" : "bf16";
   doc["cases"] = Json::array();

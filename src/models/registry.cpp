@@ -10,7 +10,9 @@
 
 namespace longship::models {
 
-std::vector<const ModelFamily*> all_families() { return {&pi05_family()}; }
+std::vector<const ModelFamily*> all_families() {
+  return {&pi05_family()};
+}
 
 const ModelFamily& find_family(const std::string& name) {
   std::vector<std::string> names;
@@ -22,10 +24,12 @@ const ModelFamily& find_family(const std::string& name) {
   }
   const std::string nearest = config::nearest(name, names);
   throw ConfigError(fmt::format("model.family: '{}' is not known{}; families: {}", name,
-                                nearest.empty() ? "" : fmt::format("; did you mean '{}'?", nearest), listed));
+                                nearest.empty() ? "" : fmt::format("; did you mean '{}'?", nearest),
+                                listed));
 }
 
-std::unique_ptr<ParityAdapter> make_parity_adapter(const ParityCase& c, const ParityOptions& options) {
+std::unique_ptr<ParityAdapter> make_parity_adapter(const ParityCase& c,
+                                                   const ParityOptions& options) {
   if (c.family == "pi05") return make_pi05_parity_adapter(c, options);
   throw ConfigError(fmt::format("family '{}' is not implemented; implemented: pi05", c.family));
 }

@@ -5,28 +5,27 @@
 #include <optional>
 
 namespace longship::nn {
-namespace {
 
-/// [B, T, G, D] -> view [B, H, T, D]; each key head repeated H/G times in a row.
-at::Tensor spread_heads(const at::Tensor& k, int64_t heads) {
-  const int64_t batch = k.size(0), length = k.size(1), groups = k.size(2), dim = k.size(3);
-  const at::Tensor by_head = k.transpose(1, 2);
-  if (groups == heads) return by_head;
-  if (groups == 1) return by_head.expand({batch, heads, length, dim});
-  return by_head.unsqueeze(2)
-      .expand({batch, groups, heads / groups, length, dim})
-      .reshape({batch, heads, length, dim});
-}
-
-}  // namespace
-
+// The H/G query heads of one key head become query rows: row t * H/G + r of group g is head g * H/G
+// + r of token t. So keys and values are read once per group instead of once per head, nothing is
+// repeated in memory, and the products have H/G times more rows. With G = 1 no transposition is
+// needed at all.
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                      const at::Tensor& mask) {
-  const int64_t heads = q.size(2);
-  const std::optional<at::Tensor> attn_mask = mask.defined() ? std::optional(mask) : std::nullopt;
-  const at::Tensor out = at::scaled_dot_product_attention(
-      q.transpose(1, 2), spread_heads(k, heads), spread_heads(v, heads), attn_mask);
-  return out.transpose(1, 2).reshape({q.size(0), q.size(1), heads * q.size(3)});
+  const int64_t batch = q.size(0), length = q.size(1), heads = q.size(2), dim = q.size(3);
+  const int64_t groups = k.size(2), repeat = heads / groups;
+  const at::Tensor rows = q.reshape({batch, length, groups, repeat, dim})
+                              .transpose(1, 2)
+                              .reshape({batch, groups, length * repeat, dim});
+  std::optional<at::Tensor> row_mask;
+  if (mask.defined()) {
+    row_mask = mask.size(2) == 1 || repeat == 1 ? mask : mask.repeat_interleave(repeat, 2);
+  }
+  const at::Tensor out =
+      at::scaled_dot_product_attention(rows, k.transpose(1, 2), v.transpose(1, 2), row_mask);
+  return out.reshape({batch, groups, length, repeat * dim})
+      .transpose(1, 2)
+      .reshape({batch, length, heads * dim});
 }
 
 }  // namespace longship::nn

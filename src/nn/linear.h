@@ -1,15 +1,17 @@
 #pragma once
-// Affine layers. The dtype of the input decides the dtype of the product; a weight stored in another dtype is cast.
+// Affine layers. The dtype of the input decides the dtype of the product; a weight stored in
+// another dtype is cast.
 
 #include <ATen/core/Tensor.h>
 
-#include <string>
+#include <vector>
 
 #include "nn/module.h"
 
 namespace longship::nn {
 
-/// y = x W^T + b. x [..., in], weight [out, in], bias [out] or undefined -> [..., out] in the dtype of x.
+/// y = x W^T + b. x [..., in], weight [out, in], bias [out] or undefined -> [..., out] in the dtype
+/// of x.
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias = {});
 
 class Linear : public Module {
@@ -20,6 +22,11 @@ class Linear : public Module {
   at::Tensor weight;  // [out, in]
   at::Tensor bias;    // [out], undefined without bias
 };
+
+/// Outputs of several layers on the same input, in order. Small layers run as one product over
+/// their stacked weights: per-operator cost dominates there; large ones run one by one, so that no
+/// second copy of their weights lives.
+std::vector<at::Tensor> linear_group(const at::Tensor& x, const std::vector<const Linear*>& layers);
 
 /// LayerNorm over the last dimension with weight and bias, statistics in fp32.
 class LayerNorm : public Module {

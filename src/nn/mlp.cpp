@@ -12,14 +12,17 @@ at::Tensor geglu(const at::Tensor& gate, const at::Tensor& up) {
 }
 
 GatedMlp::GatedMlp(int64_t width, int64_t hidden)
-    : gate_proj(width, hidden, false), up_proj(width, hidden, false), down_proj(hidden, width, false) {
+    : gate_proj(width, hidden, false),
+      up_proj(width, hidden, false),
+      down_proj(hidden, width, false) {
   register_child("gate_proj", gate_proj);
   register_child("up_proj", up_proj);
   register_child("down_proj", down_proj);
 }
 
 at::Tensor GatedMlp::forward(const at::Tensor& x) const {
-  return down_proj.forward(geglu(gate_proj.forward(x), up_proj.forward(x)));
+  const std::vector<at::Tensor> parts = linear_group(x, {&gate_proj, &up_proj});
+  return down_proj.forward(geglu(parts[0], parts[1]));
 }
 
 Mlp::Mlp(int64_t width, int64_t hidden) : fc1(width, hidden, true), fc2(hidden, width, true) {

@@ -25,8 +25,7 @@ std::vector<std::pair<std::string, at::Tensor>> Module::named_parameters() const
   return out;
 }
 
-void Module::for_each_parameter(
-    const std::function<void(const std::string&, at::Tensor&)>& visit) {
+void Module::for_each_parameter(const std::function<void(const std::string&, at::Tensor&)>& visit) {
   walk("", visit);
 }
 

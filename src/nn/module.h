@@ -1,5 +1,6 @@
 #pragma once
-// A small module base: ordered parameters and children whose dotted names are the public checkpoint names.
+// A small module base: ordered parameters and children whose dotted names are the public checkpoint
+// names.
 
 #include <ATen/core/Tensor.h>
 
@@ -12,9 +13,10 @@
 
 namespace longship::nn {
 
-/// Owner of named parameters. Derived classes keep the tensors and child modules as members and register them in the
-/// order in which they should be listed. Constructors create parameters on the meta device: shapes only, no memory;
-/// `materialise` gives them storage. Not copyable or movable, because the registry points at members.
+/// Owner of named parameters. Derived classes keep the tensors and child modules as members and
+/// register them in the order in which they should be listed. Constructors create parameters on the
+/// meta device: shapes only, no memory; `materialise` gives them storage. Not copyable or movable,
+/// because the registry points at members.
 class Module {
  public:
   Module() = default;
@@ -31,8 +33,8 @@ class Module {
   /// Number of elements over all parameters.
   int64_t num_elements() const;
 
-  /// Replaces every (meta) parameter by uninitialised storage on `device` in the dtype that `dtype_of(name)` answers;
-  /// with the meta device only the dtype changes.
+  /// Replaces every (meta) parameter by uninitialised storage on `device` in the dtype that
+  /// `dtype_of(name)` answers; with the meta device only the dtype changes.
   void materialise(at::Device device,
                    const std::function<at::ScalarType(std::string_view)>& dtype_of);
 

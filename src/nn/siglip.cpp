@@ -23,10 +23,9 @@ SiglipAttention::SiglipAttention(int64_t width, int64_t num_heads)
 
 at::Tensor SiglipAttention::forward(const at::Tensor& x) const {
   const int64_t head_dim = x.size(-1) / num_heads_;
-  const auto heads = [&](const Linear& proj) {
-    return proj.forward(x).unflatten(-1, {num_heads_, head_dim});
-  };
-  return out_proj.forward(attention(heads(q_proj), heads(k_proj), heads(v_proj)));
+  std::vector<at::Tensor> qkv = linear_group(x, {&q_proj, &k_proj, &v_proj});
+  for (at::Tensor& t : qkv) t = t.unflatten(-1, {num_heads_, head_dim});
+  return out_proj.forward(attention(qkv[0], qkv[1], qkv[2]));
 }
 
 SiglipLayer::SiglipLayer(const SiglipSizes& sizes)
@@ -63,10 +62,12 @@ SiglipTower::SiglipTower(const SiglipSizes& sizes)
 at::Tensor SiglipTower::embed(const at::Tensor& images, const SiglipPrecision& precision) const {
   LS_CHECK(images.dim() == 4 && images.size(1) == 3 && images.size(2) == sizes_.image_size &&
                images.size(3) == sizes_.image_size,
-           ShapeError, "SigLIP: images must be [V, 3, {0}, {0}], got {1} dimensions with last {2}x{3}",
+           ShapeError,
+           "SigLIP: images must be [V, 3, {0}, {0}], got {1} dimensions with last {2}x{3}",
            sizes_.image_size, images.dim(), images.size(-2), images.size(-1));
   const int64_t patch = sizes_.patch_size, grid = sizes_.image_size / patch, used = grid * patch;
-  // A convolution with stride = kernel is a product over unfolded patches, in (channel, row, column) order.
+  // A convolution with stride = kernel is a product over unfolded patches, in (channel, row,
+  // column) order.
   const at::Tensor patches = images.narrow(2, 0, used)
                                  .narrow(3, 0, used)
                                  .reshape({images.size(0), 3, grid, patch, grid, patch})

@@ -1,5 +1,6 @@
 #pragma once
-// SigLIP vision transformer without pooling head, parameter names as in transformers' SiglipVisionModel.
+// SigLIP vision transformer without pooling head, parameter names as in transformers'
+// SiglipVisionModel.
 
 #include <ATen/core/Tensor.h>
 
@@ -14,7 +15,8 @@ namespace longship::nn {
 
 struct SiglipSizes {
   int64_t image_size = 224;  // pixels, square
-  int64_t patch_size = 14;   // stride = size, VALID: surplus pixels on the right and at the bottom are ignored
+  int64_t patch_size =
+      14;  // stride = size, VALID: surplus pixels on the right and at the bottom are ignored
   int64_t width = 1152;
   int64_t depth = 27;
   int64_t num_heads = 16;
@@ -57,7 +59,8 @@ class SiglipTower : public Module {
  public:
   explicit SiglipTower(const SiglipSizes& sizes);
 
-  /// images [V, 3, S, S] fp32 in [-1, 1] -> patch embeddings + positions [V, T, width], stream dtype. Throws ShapeError.
+  /// images [V, 3, S, S] fp32 in [-1, 1] -> patch embeddings + positions [V, T, width], stream
+  /// dtype. Throws ShapeError.
   at::Tensor embed(const at::Tensor& images, const SiglipPrecision& precision) const;
   /// The encoder layers and the last norm: [V, T, width] -> [V, T, width] in the stream dtype.
   at::Tensor encode(const at::Tensor& embeddings, const SiglipPrecision& precision) const;

@@ -85,7 +85,9 @@ TEST(ParityRun, RequiredNameThatIsNotProducedFails) {
 
 TEST(ParityRun, MissingTrajectoryFileFails) {
   const fs::path folder = copy_case("trajectory");
-  edit_case(folder, [](nlohmann::json& doc) { doc["trajectories"] = {{"train_other.json", "a recipe"}}; });
+  edit_case(folder, [](nlohmann::json& doc) {
+    doc["trajectories"] = {{"train_other.json", "a recipe"}};
+  });
   const ParityReport report = run_parity_case(folder, {}, testing::plain_optimizer);
   EXPECT_FALSE(report.pass());
   EXPECT_NE(format_report(report).find("the file is missing"), std::string::npos);

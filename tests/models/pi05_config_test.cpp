@@ -30,7 +30,8 @@ TEST(Pi05Config, TinyIsTheGoldenSize) {
   Pi05Config tiny;
   tiny.size = "tiny";
   const Pi05Sizes a = tiny.sizes();
-  const Pi05Sizes b = pi05_import_config(longship::testing::golden_path("pi05/tiny_train") / "config.json").sizes();
+  const Pi05Sizes b =
+      pi05_import_config(longship::testing::golden_path("pi05/tiny_train") / "config.json").sizes();
   EXPECT_EQ(a.width, b.width);
   EXPECT_EQ(a.expert_mlp_dim, b.expert_mlp_dim);
   EXPECT_EQ(a.vision.mlp_dim, b.vision.mlp_dim);
@@ -41,7 +42,8 @@ TEST(Pi05Config, TinyIsTheGoldenSize) {
 }
 
 TEST(Pi05Config, ImportReadsRealDimsAndCameras) {
-  const Pi05Config c = pi05_import_config(longship::testing::golden_path("pi05/tiny_two_cameras") / "config.json");
+  const Pi05Config c =
+      pi05_import_config(longship::testing::golden_path("pi05/tiny_two_cameras") / "config.json");
   EXPECT_EQ(c.action_dim, 7);
   EXPECT_EQ(c.state_dim, 8);
   EXPECT_EQ(c.horizon(), 5);
@@ -101,15 +103,19 @@ TEST(Pi05Config, WrongTypeNamesFileAndKey) {
     pi05_import_config(write_config("type", doc));
     FAIL();
   } catch (const ConfigError& e) {
-    EXPECT_NE(std::string(e.what()).find("'chunk_size' must be an integer"), std::string::npos) << e.what();
+    EXPECT_NE(std::string(e.what()).find("'chunk_size' must be an integer"), std::string::npos)
+        << e.what();
     EXPECT_NE(std::string(e.what()).find("config.json"), std::string::npos);
   }
 }
 
 TEST(Pi05Config, YamlOverridesSizes) {
   Pi05Config c;
-  config::load(config::parse_yaml_text("{family: pi05, size: demo, freeze: [vision], paligemma_config: {width: 80, num_kv_heads: 2}, "
-                                       "vision_config: {image_size: 64}, init: {gate: 0.5}}", "test.yaml"), c);
+  config::load(config::parse_yaml_text("{family: pi05, size: demo, freeze: [vision], "
+                                       "paligemma_config: {width: 80, num_kv_heads: 2}, "
+                                       "vision_config: {image_size: 64}, init: {gate: 0.5}}",
+                                       "test.yaml"),
+               c);
   const Pi05Sizes s = c.sizes();
   EXPECT_EQ(s.width, 80);
   EXPECT_EQ(s.num_kv_heads, 2);
@@ -129,10 +135,16 @@ TEST(Pi05Config, ImpossibleSizesNameTheKey) {
     }
     return std::string();
   };
-  EXPECT_NE(message([](Pi05Config& c) { c.text.num_kv_heads = 3; }).find("num_kv_heads 3"), std::string::npos);
-  EXPECT_NE(message([](Pi05Config& c) { c.text.head_dim = 5; }).find("head_dim 5"), std::string::npos);
-  EXPECT_NE(message([](Pi05Config& c) { c.vision.num_attention_heads = 7; }).find("num_attention_heads 7"), std::string::npos);
-  EXPECT_NE(message([](Pi05Config& c) { c.action_dim = 99; }).find("max_action_dim"), std::string::npos);
+  EXPECT_NE(message([](Pi05Config& c) { c.text.num_kv_heads = 3; }).find("num_kv_heads 3"),
+            std::string::npos);
+  EXPECT_NE(message([](Pi05Config& c) { c.text.head_dim = 5; }).find("head_dim 5"),
+            std::string::npos);
+  EXPECT_NE(message([](Pi05Config& c) {
+              c.vision.num_attention_heads = 7;
+            }).find("num_attention_heads 7"),
+            std::string::npos);
+  EXPECT_NE(message([](Pi05Config& c) { c.action_dim = 99; }).find("max_action_dim"),
+            std::string::npos);
 }
 
 }  // namespace

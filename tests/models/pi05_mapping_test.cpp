@@ -20,11 +20,13 @@ namespace fs = std::filesystem;
 using testing::tiny_policy;
 using Named = io::NamedTensors;
 
-constexpr const char* kEmbedTokens = "paligemma_with_expert.paligemma.model.language_model.embed_tokens.weight";
+constexpr const char* kEmbedTokens =
+    "paligemma_with_expert.paligemma.model.language_model.embed_tokens.weight";
 
 Named golden_weights(const std::string& golden = "pi05/tiny_train") {
   Named out;
-  for (auto& [name, tensor] : io::load_tensors(longship::testing::golden_path(golden) / "weights.safetensors")) {
+  for (auto& [name, tensor] :
+       io::load_tensors(longship::testing::golden_path(golden) / "weights.safetensors")) {
     out.emplace_back(name, tensor);
   }
   return out;
@@ -49,7 +51,8 @@ void expect_loads(const fs::path& path, const std::string& golden = "pi05/tiny_t
 }
 
 std::string error_of(const fs::path& path, const std::function<void(Pi05Config&)>& change = {}) {
-  Pi05Config config = pi05_import_config(longship::testing::golden_path("pi05/tiny_train") / "config.json");
+  Pi05Config config =
+      pi05_import_config(longship::testing::golden_path("pi05/tiny_train") / "config.json");
   if (change) change(config);
   Pi05Policy policy(config, {.device = at::kCPU, .dtype = at::kFloat, .seed = 9});
   try {
@@ -77,9 +80,11 @@ TEST(Pi05Mapping, ExportLoadsAgainBitForBit) {
     std::set<std::string> want;
     for (const auto& [name, tensor] : golden_weights(golden)) {
       want.insert(name);
-      const auto it = std::find_if(out.begin(), out.end(), [&](const auto& o) { return o.first == name; });
+      const auto it =
+          std::find_if(out.begin(), out.end(), [&](const auto& o) { return o.first == name; });
       ASSERT_NE(it, out.end()) << name;
-      EXPECT_TRUE(at::equal(it->second, tensor)) << name;  // the expert's lm_head too: it was remembered
+      EXPECT_TRUE(at::equal(it->second, tensor))
+          << name;  // the expert's lm_head too: it was remembered
     }
     EXPECT_EQ(names, want);
     expect_loads(save("export", out), golden);
@@ -87,8 +92,10 @@ TEST(Pi05Mapping, ExportLoadsAgainBitForBit) {
 }
 
 TEST(Pi05Mapping, EveryOuterPrefixIsUnderstood) {
-  for (const std::string prefix : {"model.", "model.architecture.pi05_model.", "architecture.pi05_model.", "pi05."}) {
-    expect_loads(save("prefix", renamed(golden_weights(), [&](const std::string& n) { return prefix + n; })));
+  for (const std::string prefix :
+       {"model.", "model.architecture.pi05_model.", "architecture.pi05_model.", "pi05."}) {
+    expect_loads(save("prefix",
+                      renamed(golden_weights(), [&](const std::string& n) { return prefix + n; })));
   }
 }
 
@@ -102,16 +109,17 @@ TEST(Pi05Mapping, LoongforgeSavesWithEveryTensorTwice) {
 
 TEST(Pi05Mapping, OldTransformersLayout) {
   expect_loads(save("old", renamed(golden_weights(), [](std::string n) {
-    const std::string root = "paligemma_with_expert.paligemma.";
-    const auto swap = [&](const std::string& from, const std::string& to) {
-      if (n.starts_with(root + from)) n = root + to + n.substr(root.size() + from.size());
-    };
-    swap("model.language_model.", "language_model.model.");
-    swap("lm_head.", "language_model.lm_head.");
-    swap("model.vision_tower.", "vision_tower.");
-    swap("model.multi_modal_projector.", "multi_modal_projector.");
-    return n;
-  })));
+                      const std::string root = "paligemma_with_expert.paligemma.";
+                      const auto swap = [&](const std::string& from, const std::string& to) {
+                        if (n.starts_with(root + from))
+                          n = root + to + n.substr(root.size() + from.size());
+                      };
+                      swap("model.language_model.", "language_model.model.");
+                      swap("lm_head.", "language_model.lm_head.");
+                      swap("model.vision_tower.", "vision_tower.");
+                      swap("model.multi_modal_projector.", "multi_modal_projector.");
+                      return n;
+                    })));
 }
 
 TEST(Pi05Mapping, EmbedTokensAloneAndPreferred) {
@@ -135,11 +143,13 @@ TEST(Pi05Mapping, LeftoversOfPi0AreDroppedAndHeadsRenamed) {
 }
 
 TEST(Pi05Mapping, Pi0FilesAreRefusedWithTheCure) {
-  const std::string text = error_of(longship::testing::golden_path("pi05/pi0_tiny") / "weights.safetensors");
+  const std::string text =
+      error_of(longship::testing::golden_path("pi05/pi0_tiny") / "weights.safetensors");
   EXPECT_NE(text.find("pi0 checkpoint"), std::string::npos) << text;
   EXPECT_NE(text.find("model.variant: pi0"), std::string::npos) << text;
-  const std::string reverse = error_of(longship::testing::golden_path("pi05/tiny_train") / "weights.safetensors",
-                                       [](Pi05Config& c) { c.variant = "pi0"; });
+  const std::string reverse =
+      error_of(longship::testing::golden_path("pi05/tiny_train") / "weights.safetensors",
+               [](Pi05Config& c) { c.variant = "pi0"; });
   EXPECT_NE(reverse.find("pi05 checkpoint"), std::string::npos) << reverse;
 }
 
@@ -147,7 +157,8 @@ TEST(Pi05Mapping, AllFaultsAreListedAtOnce) {
   Named tensors;
   for (auto& [name, tensor] : golden_weights()) {
     if (name == "action_in_proj.bias" || name == kPi05Embedding) continue;
-    tensors.emplace_back(name, name == "action_out_proj.weight" ? tensor.narrow(0, 0, 3).contiguous() : tensor);
+    tensors.emplace_back(
+        name, name == "action_out_proj.weight" ? tensor.narrow(0, 0, 3).contiguous() : tensor);
   }
   tensors.emplace_back("model.nonsense.weight", at::zeros({2}));
   const std::string text = error_of(save("faults", tensors));
@@ -156,7 +167,9 @@ TEST(Pi05Mapping, AllFaultsAreListedAtOnce) {
   EXPECT_NE(text.find("lm_head.weight [101, 36]"), std::string::npos) << text;
   EXPECT_NE(text.find("1 unexpected tensors"), std::string::npos) << text;
   EXPECT_NE(text.find("model.nonsense.weight [2] F32"), std::string::npos) << text;
-  EXPECT_NE(text.find("action_out_proj.weight: [3, 20] F32 in the file, [12, 20] expected"), std::string::npos) << text;
+  EXPECT_NE(text.find("action_out_proj.weight: [3, 20] F32 in the file, [12, 20] expected"),
+            std::string::npos)
+      << text;
 }
 
 TEST(Pi05Mapping, ExpertHeadMayBeAbsentAndIsExportedAsZeros) {

@@ -32,8 +32,9 @@ TEST(Pi05Model, SampleAloneEqualsSampleInABatch) {
   const at::Tensor together = velocity(*policy, all);
   for (int64_t b = 0; b < 4; ++b) {
     const auto row = [&](const at::Tensor& t) { return t.narrow(0, b, 1); };
-    const PaddedInputs one{row(all.images), row(all.image_masks), row(all.tokens), row(all.token_mask), row(all.state),
-                           row(all.actions), row(all.action_is_pad), row(all.noise), row(all.time)};
+    const PaddedInputs one{row(all.images),        row(all.image_masks), row(all.tokens),
+                           row(all.token_mask),    row(all.state),       row(all.actions),
+                           row(all.action_is_pad), row(all.noise),       row(all.time)};
     EXPECT_LT(relative(velocity(*policy, one), row(together)), 1e-5) << "sample " << b;
   }
 }
@@ -43,8 +44,9 @@ TEST(Pi05Model, OrderOfSamplesDoesNotMatter) {
   const PaddedInputs all = tiny_inputs();
   const at::Tensor order = at::tensor({2, 0, 3, 1}, at::kLong);
   const auto rows = [&](const at::Tensor& t) { return t.index_select(0, order); };
-  const PaddedInputs mixed{rows(all.images), rows(all.image_masks), rows(all.tokens), rows(all.token_mask),
-                           rows(all.state), rows(all.actions), rows(all.action_is_pad), rows(all.noise), rows(all.time)};
+  const PaddedInputs mixed{rows(all.images),        rows(all.image_masks), rows(all.tokens),
+                           rows(all.token_mask),    rows(all.state),       rows(all.actions),
+                           rows(all.action_is_pad), rows(all.noise),       rows(all.time)};
   EXPECT_LT(relative(velocity(*policy, mixed), rows(velocity(*policy, all))), 1e-5);
 }
 
@@ -128,9 +130,12 @@ TEST(Pi05Model, Bf16StorageFollowsTheTable) {
   EXPECT_EQ(dtype("loongforge", fc1.c_str()), at::kFloat);
   for (const char* parity : {"openpi", "loongforge"}) {
     EXPECT_EQ(dtype(parity, (vlm + "language_model.norm.weight").c_str()), at::kFloat);
-    EXPECT_EQ(dtype(parity, (vlm + "language_model.layers.0.mlp.up_proj.weight").c_str()), at::kBFloat16);
+    EXPECT_EQ(dtype(parity, (vlm + "language_model.layers.0.mlp.up_proj.weight").c_str()),
+              at::kBFloat16);
     EXPECT_EQ(dtype(parity, "action_in_proj.weight"), at::kFloat);
-    EXPECT_EQ(dtype(parity, "paligemma_with_expert.gemma_expert.model.layers.0.input_layernorm.dense.bias"), at::kFloat);
+    EXPECT_EQ(dtype(parity,
+                    "paligemma_with_expert.gemma_expert.model.layers.0.input_layernorm.dense.bias"),
+              at::kFloat);
     EXPECT_EQ(dtype(parity, std::string(kPi05Embedding).c_str()), at::kBFloat16);
   }
 }
@@ -138,7 +143,8 @@ TEST(Pi05Model, Bf16StorageFollowsTheTable) {
 TEST(Pi05Model, Bf16PresetsStayCloseToFp32) {
   const at::Tensor ref = velocity(*tiny_policy(), tiny_inputs());
   for (const char* parity : {"openpi", "loongforge"}) {
-    const auto policy = tiny_policy("pi05/tiny_train", [&](Pi05Config& c) { c.parity = parity; }, at::kBFloat16);
+    const auto policy = tiny_policy(
+        "pi05/tiny_train", [&](Pi05Config& c) { c.parity = parity; }, at::kBFloat16);
     EXPECT_LT(relative(velocity(*policy, tiny_inputs()), ref), 0.08) << parity;
   }
 }

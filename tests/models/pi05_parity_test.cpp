@@ -25,13 +25,14 @@ TEST_P(Pi05Golden, EveryRowPasses) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Pi05Golden,
-                         ::testing::Values("pi05/tiny_train", "pi05/tiny_two_cameras", "pi05/pi0_tiny"));
+                         ::testing::Values("pi05/tiny_train", "pi05/tiny_two_cameras",
+                                           "pi05/pi0_tiny"));
 
 TEST(Pi05GoldenBf16, StaysWithinTheDocumentedBounds) {
   ParityOptions options;
   options.dtype = at::kBFloat16;
-  const ParityReport report =
-      run_parity_case(longship::testing::golden_path("pi05/tiny_train"), options, testing::plain_optimizer);
+  const ParityReport report = run_parity_case(longship::testing::golden_path("pi05/tiny_train"),
+                                              options, testing::plain_optimizer);
   for (const ParityRow& row : report.rows) {
     if (row.kind != "train") {
       EXPECT_TRUE(row.pass) << row.name << " " << row.rel_error;

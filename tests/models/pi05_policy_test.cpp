@@ -33,10 +33,11 @@ TEST(Pi05Roles, DeadParametersAreThoseOfTheReference) {
   std::vector<std::string> frozen = names_with(*policy, ParamRole::kFrozen);
   std::sort(frozen.begin(), frozen.end());
   const std::string g = "paligemma_with_expert.paligemma.model.language_model.";
-  EXPECT_EQ(frozen, (std::vector<std::string>{
-                        g + "layers.2.mlp.down_proj.weight", g + "layers.2.mlp.gate_proj.weight",
-                        g + "layers.2.mlp.up_proj.weight", g + "layers.2.post_attention_layernorm.weight",
-                        g + "layers.2.self_attn.o_proj.weight", g + "norm.weight"}));
+  EXPECT_EQ(frozen,
+            (std::vector<std::string>{
+                g + "layers.2.mlp.down_proj.weight", g + "layers.2.mlp.gate_proj.weight",
+                g + "layers.2.mlp.up_proj.weight", g + "layers.2.post_attention_layernorm.weight",
+                g + "layers.2.self_attn.o_proj.weight", g + "norm.weight"}));
   EXPECT_EQ(names_with(*policy, ParamRole::kDecayOnly),
             (std::vector<std::string>{g + "layers.2.self_attn.q_proj.weight"}));
 }
@@ -57,8 +58,11 @@ TEST(Pi05Freeze, VisionLeavesTheProjectorTrainable) {
 }
 
 TEST(Pi05Freeze, ExpertOnlyKeepsTheLossAndTheExpertGradients) {
-  const auto all = tiny_policy(), expert = tiny_policy("pi05/tiny_train", [](Pi05Config& c) { c.freeze = {"expert_only"}; });
-  at::Tensor a = all->loss(tiny_inputs().pack_batch(), {}).loss, b = expert->loss(tiny_inputs().pack_batch(), {}).loss;
+  const auto all = tiny_policy(),
+             expert =
+                 tiny_policy("pi05/tiny_train", [](Pi05Config&c) { c.freeze = {"expert_only"}; });
+  at::Tensor a = all->loss(tiny_inputs().pack_batch(), {}).loss,
+             b = expert->loss(tiny_inputs().pack_batch(), {}).loss;
   EXPECT_EQ(a.item<float>(), b.item<float>());
   a.backward();
   b.backward();
@@ -80,7 +84,8 @@ TEST(Pi05Freeze, PatternsMatchGlobsAndPrefixes) {
   } catch (const ConfigError& e) {
     EXPECT_NE(std::string(e.what()).find("visoin"), std::string::npos);
   }
-  EXPECT_THROW(tiny_policy("pi05/tiny_train", [](Pi05Config& c) { c.freeze = {"*"}; }), ConfigError);
+  EXPECT_THROW(tiny_policy("pi05/tiny_train", [](Pi05Config& c) { c.freeze = {"*"}; }),
+               ConfigError);
 }
 
 TEST(Pi05Draws, DependOnSampleIdsOnly) {
@@ -105,7 +110,8 @@ double mean_time(const Pi05Config& config, double* low, double* high) {
 TEST(Pi05Draws, TimeHasTheBetaDistribution) {
   Pi05Config config;
   double low = 0, high = 0;
-  EXPECT_NEAR(mean_time(config, &low, &high), 0.999 * 0.6 + 0.001, 5e-3);  // mean alpha / (alpha + beta)
+  EXPECT_NEAR(mean_time(config, &low, &high), 0.999 * 0.6 + 0.001,
+              5e-3);  // mean alpha / (alpha + beta)
   EXPECT_GE(low, 0.001);
   EXPECT_LE(high, 1.0);
   config.time_beta = 2.0;
@@ -131,7 +137,9 @@ TEST(Pi05Loss, LossRepeatsForTheSameKeyAndChangesWithTheStep) {
 
 TEST(Pi05Loss, ReductionsMatchTheRecordedOnes) {
   const auto value = [](const std::function<void(Pi05Config&)>& change) {
-    return tiny_policy("pi05/tiny_train", change)->loss(tiny_inputs().pack_batch(), {}).loss.item<double>();
+    return tiny_policy("pi05/tiny_train", change)
+        ->loss(tiny_inputs().pack_batch(), {})
+        .loss.item<double>();
   };
   EXPECT_NEAR(value([](Pi05Config&) {}), 2.1884765625, 5e-6);
   EXPECT_NEAR(value([](Pi05Config& c) { c.parity = "loongforge"; }), 2.4943783283233643, 5e-6);
@@ -141,7 +149,8 @@ TEST(Pi05Loss, LoongforgeWithoutRealDimsIsRefused) {
   Pi05Config config;
   config.size = "tiny";
   config.parity = "loongforge";
-  EXPECT_THROW(Pi05Policy(config, {.device = at::kMeta, .dtype = at::kFloat, .seed = 0}), ConfigError);
+  EXPECT_THROW(Pi05Policy(config, {.device = at::kMeta, .dtype = at::kFloat, .seed = 0}),
+               ConfigError);
 }
 
 TEST(Pi05Sample, DrawsShareThePrefixAndEqualSingleSamples) {

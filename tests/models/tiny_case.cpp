@@ -17,7 +17,10 @@ namespace {
 class PlainOptimizer : public ParityOptimizer {
  public:
   PlainOptimizer(std::vector<ParamInfo> parameters, const ParityRecipe& recipe)
-      : parameters_(std::move(parameters)), r_(recipe), m_(parameters_.size()), v_(parameters_.size()) {}
+      : parameters_(std::move(parameters)),
+        r_(recipe),
+        m_(parameters_.size()),
+        v_(parameters_.size()) {}
 
   double lr(int64_t step) const override {
     const double s = static_cast<double>(step), w = static_cast<double>(r_.warmup_steps);
@@ -36,9 +39,11 @@ class PlainOptimizer : public ParityOptimizer {
     at::NoGradGuard no_grad;
     double squares = 0;
     for (const ParamInfo& info : parameters_) {
-      if (info.tensor.grad().defined()) squares += info.tensor.grad().to(at::kDouble).pow(2).sum().item<double>();
+      if (info.tensor.grad().defined())
+        squares += info.tensor.grad().to(at::kDouble).pow(2).sum().item<double>();
     }
-    const double norm = std::sqrt(squares), clip = std::min(1.0, r_.clip_norm / (norm + 1e-6)), rate = lr(step);
+    const double norm = std::sqrt(squares), clip = std::min(1.0, r_.clip_norm / (norm + 1e-6)),
+                 rate = lr(step);
     const double t = static_cast<double>(step + 1);
     for (size_t i = 0; i < parameters_.size(); ++i) {
       if (parameters_[i].role == ParamRole::kFrozen) continue;
@@ -73,13 +78,15 @@ Pi05Batch PaddedInputs::pack_batch() const {
 }
 
 PaddedInputs tiny_inputs(const std::string& golden, int64_t batch) {
-  const auto tensors = io::load_tensors(longship::testing::golden_path(golden) / "inputs.safetensors");
+  const auto tensors =
+      io::load_tensors(longship::testing::golden_path(golden) / "inputs.safetensors");
   const auto get = [&](const char* name) { return tensors.at(fmt::format("b{}.{}", batch, name)); };
-  return {get("images"), get("image_masks"), get("tokens"), get("token_mask"), get("state"),
-          get("actions"), get("action_is_pad"), get("noise"), get("time")};
+  return {get("images"),  get("image_masks"),   get("tokens"), get("token_mask"), get("state"),
+          get("actions"), get("action_is_pad"), get("noise"),  get("time")};
 }
 
-std::unique_ptr<Pi05Policy> tiny_policy(const std::string& golden, const std::function<void(Pi05Config&)>& change,
+std::unique_ptr<Pi05Policy> tiny_policy(const std::string& golden,
+                                        const std::function<void(Pi05Config&)>& change,
                                         at::ScalarType dtype) {
   const auto folder = longship::testing::golden_path(golden);
   Pi05Config config = pi05_import_config(folder / "config.json");
@@ -91,10 +98,13 @@ std::unique_ptr<Pi05Policy> tiny_policy(const std::string& golden, const std::fu
   return policy;
 }
 
-std::unique_ptr<ParityOptimizer> plain_optimizer(std::vector<ParamInfo> parameters, const ParityRecipe& recipe) {
+std::unique_ptr<ParityOptimizer> plain_optimizer(std::vector<ParamInfo> parameters,
+                                                 const ParityRecipe& recipe) {
   return std::make_unique<PlainOptimizer>(std::move(parameters), recipe);
 }
 
-double relative(const at::Tensor& ours, const at::Tensor& ref) { return parity_error(ours, ref, 1e-6).second; }
+double relative(const at::Tensor& ours, const at::Tensor& ref) {
+  return parity_error(ours, ref, 1e-6).second;
+}
 
 }  // namespace longship::models::testing

@@ -22,8 +22,10 @@ std::unique_ptr<Pi05Policy> tiny_policy(const std::string& golden = "pi05/tiny_t
                                         const std::function<void(Pi05Config&)>& change = {},
                                         at::ScalarType dtype = at::kFloat);
 
-/// AdamW, clipping and the two recorded schedules, written out plainly: an oracle independent of the trainer's.
-std::unique_ptr<ParityOptimizer> plain_optimizer(std::vector<ParamInfo> parameters, const ParityRecipe& recipe);
+/// AdamW, clipping and the two recorded schedules, written out plainly: an oracle independent of
+/// the trainer's.
+std::unique_ptr<ParityOptimizer> plain_optimizer(std::vector<ParamInfo> parameters,
+                                                 const ParityRecipe& recipe);
 
 /// Largest difference over largest reference value.
 double relative(const at::Tensor& ours, const at::Tensor& ref);

@@ -18,33 +18,37 @@ TEST(Module, NamesFollowRegistrationOrder) {
   GatedMlp mlp(4, 6);
   std::vector<std::string> names;
   for (const auto& [name, tensor] : mlp.named_parameters()) names.push_back(name);
-  EXPECT_EQ(names, (std::vector<std::string>{"gate_proj.weight", "up_proj.weight", "down_proj.weight"}));
+  EXPECT_EQ(names,
+            (std::vector<std::string>{"gate_proj.weight", "up_proj.weight", "down_proj.weight"}));
   EXPECT_EQ(mlp.num_elements(), 3 * 4 * 6);
 }
 
 TEST(Module, IsBuiltOnMetaAndMaterialisedByName) {
   Linear linear_layer(3, 5, true);
   EXPECT_TRUE(linear_layer.weight.is_meta());
-  linear_layer.materialise(at::kCPU, [](std::string_view name) {
-    return name == "bias" ? at::kFloat : at::kBFloat16;
-  });
+  linear_layer.materialise(
+      at::kCPU, [](std::string_view name) { return name == "bias" ? at::kFloat : at::kBFloat16; });
   EXPECT_EQ(linear_layer.weight.scalar_type(), at::kBFloat16);
   EXPECT_EQ(linear_layer.bias.scalar_type(), at::kFloat);
   EXPECT_EQ(linear_layer.weight.sizes(), (std::vector<int64_t>{5, 3}));
 }
 
 TEST(Module, SiglipNamesAreTheCheckpoints) {
-  SiglipTower tower({.image_size = 8, .patch_size = 4, .width = 6, .depth = 1, .num_heads = 2, .mlp_dim = 7});
+  SiglipTower tower(
+      {.image_size = 8, .patch_size = 4, .width = 6, .depth = 1, .num_heads = 2, .mlp_dim = 7});
   std::vector<std::string> names;
   for (const auto& [name, tensor] : tower.named_parameters()) names.push_back(name);
   EXPECT_EQ(names.size(), 16u + 5u);
   EXPECT_EQ(names.front(), "vision_model.embeddings.patch_embedding.weight");
   EXPECT_EQ(names.back(), "vision_model.post_layernorm.bias");
-  EXPECT_NE(std::find(names.begin(), names.end(), "vision_model.encoder.layers.0.self_attn.out_proj.bias"), names.end());
+  EXPECT_NE(std::find(names.begin(), names.end(),
+                      "vision_model.encoder.layers.0.self_attn.out_proj.bias"),
+            names.end());
 }
 
 TEST(Init, DependsOnSeedAndNameOnly) {
-  at::Tensor a = at::zeros({50, 40}), b = at::zeros({50, 40}), c = at::zeros({50, 40}), d = at::zeros({50, 40});
+  at::Tensor a = at::zeros({50, 40}), b = at::zeros({50, 40}), c = at::zeros({50, 40}),
+             d = at::zeros({50, 40});
   init_normal(a, "x.weight", 1, 0.5);
   init_normal(b, "x.weight", 1, 0.5);
   init_normal(c, "y.weight", 1, 0.5);
@@ -59,7 +63,8 @@ TEST(Init, IsNormalTruncatedAtThreeDeviations) {
   init_normal(a, "w", 3, 0.1);
   EXPECT_LE(a.abs().max().item<double>(), 0.3 + 1e-6);
   EXPECT_NEAR(a.mean().item<double>(), 0.0, 2e-3);
-  EXPECT_NEAR(a.pow(2).mean().item<double>(), 0.01 * 0.9733, 3e-4);  // variance of the truncated normal
+  EXPECT_NEAR(a.pow(2).mean().item<double>(), 0.01 * 0.9733,
+              3e-4);  // variance of the truncated normal
 }
 
 TEST(Init, LeavesMetaTensorsAlone) {

@@ -1,7 +1,7 @@
 #include "nn/norm.h"
 
-#include <ATen/ops/arange.h>
 #include <ATen/ops/allclose.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
@@ -65,7 +65,8 @@ void check_gradient(const F& f, at::Tensor x) {
     const double down = f(probe).template item<double>();
     cell.fill_(keep);
     const double numeric = (up - down) / (2 * h);
-    EXPECT_NEAR(grad.flatten()[i].template item<double>(), numeric, 1e-5 + 1e-3 * std::abs(numeric)) << "element " << i;
+    EXPECT_NEAR(grad.flatten()[i].template item<double>(), numeric, 1e-5 + 1e-3 * std::abs(numeric))
+        << "element " << i;
   }
 }
 
@@ -77,16 +78,22 @@ at::Tensor wave(std::vector<int64_t> shape, double phase) {
 
 TEST(RmsNorm, GradientIsRight) {
   const at::Tensor weight = wave({5}, 0.2), probe = wave({3, 5}, 0.9);
-  check_gradient([&](const at::Tensor& x) { return rms_norm(x, weight, 1e-6).mul(probe).sum(); }, wave({3, 5}, 0.5));
+  check_gradient([&](const at::Tensor& x) { return rms_norm(x, weight, 1e-6).mul(probe).sum(); },
+                 wave({3, 5}, 0.5));
   const at::Tensor x = wave({3, 5}, 0.5);
-  check_gradient([&](const at::Tensor& w) { return rms_norm(x, w, 1e-6).mul(probe).sum(); }, weight);
+  check_gradient([&](const at::Tensor& w) { return rms_norm(x, w, 1e-6).mul(probe).sum(); },
+                 weight);
 }
 
 TEST(AdaRmsNorm, GradientIsRight) {
-  const at::Tensor x = wave({2, 3, 4}, 0.1), scale = wave({2, 4}, 0.7), shift = wave({2, 4}, 1.7), probe = wave({2, 3, 4}, 2.2);
-  check_gradient([&](const at::Tensor& v) { return ada_rms_norm(v, scale, shift, 1e-6).mul(probe).sum(); }, x);
-  check_gradient([&](const at::Tensor& v) { return ada_rms_norm(x, v, shift, 1e-6).mul(probe).sum(); }, scale);
-  check_gradient([&](const at::Tensor& v) { return ada_rms_norm(x, scale, v, 1e-6).mul(probe).sum(); }, shift);
+  const at::Tensor x = wave({2, 3, 4}, 0.1), scale = wave({2, 4}, 0.7), shift = wave({2, 4}, 1.7),
+                   probe = wave({2, 3, 4}, 2.2);
+  check_gradient(
+      [&](const at::Tensor& v) { return ada_rms_norm(v, scale, shift, 1e-6).mul(probe).sum(); }, x);
+  check_gradient(
+      [&](const at::Tensor& v) { return ada_rms_norm(x, v, shift, 1e-6).mul(probe).sum(); }, scale);
+  check_gradient(
+      [&](const at::Tensor& v) { return ada_rms_norm(x, scale, v, 1e-6).mul(probe).sum(); }, shift);
 }
 
 TEST(Geglu, UsesTheTanhForm) {

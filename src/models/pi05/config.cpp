@@ -13,7 +13,8 @@ config::Meta positive(std::string_view doc, std::string_view unit = "") {
 
 Pi05Sizes tiny_sizes() {
   Pi05Sizes s;
-  s.vision = {.image_size = 21, .patch_size = 7, .width = 24, .depth = 3, .num_heads = 3, .mlp_dim = 34};
+  s.vision = {
+      .image_size = 21, .patch_size = 7, .width = 24, .depth = 3, .num_heads = 3, .mlp_dim = 34};
   s.width = 36;
   s.mlp_dim = 58;
   s.expert_width = 20;
@@ -30,7 +31,8 @@ Pi05Sizes tiny_sizes() {
 
 Pi05Sizes demo_sizes() {
   Pi05Sizes s;
-  s.vision = {.image_size = 96, .patch_size = 16, .width = 64, .depth = 1, .num_heads = 4, .mlp_dim = 128};
+  s.vision = {
+      .image_size = 96, .patch_size = 16, .width = 64, .depth = 1, .num_heads = 4, .mlp_dim = 128};
   s.width = 64;
   s.mlp_dim = 128;
   s.expert_width = 64;
@@ -60,7 +62,8 @@ void Pi05TextOverrides::reflect(config::Visitor& v) {
   v.field("width", width, positive("width of the prefix Gemma"));
   v.field("depth", depth, positive("layers of both streams"));
   v.field("mlp_dim", mlp_dim, positive("hidden width of the gated MLP"));
-  v.field("num_kv_heads", num_kv_heads, {"key-value heads of both streams; must divide the 8 query heads", "", 1, 8});
+  v.field("num_kv_heads", num_kv_heads,
+          {"key-value heads of both streams; must divide the 8 query heads", "", 1, 8});
   v.field("head_dim", head_dim, positive("head dimension of both streams; even"));
   v.field("vocab_size", vocab_size, positive("rows of the token embedding"));
   v.field("rms_norm_eps", rms_norm_eps, {"epsilon of the RMS norms of both streams", "", 0, 1});
@@ -75,34 +78,51 @@ void Pi05ExpertOverrides::reflect(config::Visitor& v) {
 void Pi05Init::reflect(config::Visitor& v) {
   v.field("gain", gain, {"linear weights: standard deviation gain / sqrt(fan_in)", "", 0, 100});
   v.field("residual_gain", residual_gain,
-          {"extra factor of projections that end a residual branch, beside 1 / sqrt(2 depth)", "", 0, 100});
-  v.field("embedding", embedding, {"token embedding: standard deviation value / sqrt(width)", "", 0, 100});
+          {"extra factor of projections that end a residual branch, beside 1 / sqrt(2 depth)", "",
+           0, 100});
+  v.field("embedding", embedding,
+          {"token embedding: standard deviation value / sqrt(width)", "", 0, 100});
   v.field("position", position, {"vision position table: standard deviation", "", 0, 100});
   v.field("modulation", modulation, {"adaRMS dense weights: standard deviation", "", 0, 100});
-  v.field("gate", gate, {"adaRMS gate bias; 0 closes every residual branch of the expert", "", -100, 100});
-  v.field("action_out", action_out, {"action_out_proj: standard deviation value / sqrt(fan_in)", "", 0, 100});
+  v.field("gate", gate,
+          {"adaRMS gate bias; 0 closes every residual branch of the expert", "", -100, 100});
+  v.field("action_out", action_out,
+          {"action_out_proj: standard deviation value / sqrt(fan_in)", "", 0, 100});
 }
 
-Pi05Config::Pi05Config() { family = "pi05"; }
+Pi05Config::Pi05Config() {
+  family = "pi05";
+}
 
 void Pi05Config::reflect(config::Visitor& v) {
   v.field("family", family, {"model family: pi05 (Pi0 and Pi0.5)"});
-  v.choice("variant", variant, {"pi05", "pi0"}, {"pi05: state digits in the prompt and adaRMS; pi0: state token, plain norms"});
-  v.choice("size", size, {"tiny", "demo", "full"}, {"named sizes that the fields below override; full is the public checkpoint's"});
-  v.field("checkpoint", checkpoint, {"weights to start from: a safetensors file or a folder; null: random initialisation"});
-  v.field("tokenizer", tokenizer, {"SentencePiece model; null: tokenizer.model beside the checkpoint"});
+  v.choice("variant", variant, {"pi05", "pi0"},
+           {"pi05: state digits in the prompt and adaRMS; pi0: state token, plain norms"});
+  v.choice("size", size, {"tiny", "demo", "full"},
+           {"named sizes that the fields below override; full is the public checkpoint's"});
+  v.field("checkpoint", checkpoint,
+          {"weights to start from: a safetensors file or a folder; null: random initialisation"});
+  v.field("tokenizer", tokenizer,
+          {"SentencePiece model; null: tokenizer.model beside the checkpoint"});
   v.choice("parity", parity, {"openpi", "loongforge"},
-           {"whose numerics: openpi averages the loss over all padded action dims, loongforge over the real ones; also bf16 rounding points and sampling times"});
-  v.field("freeze", freeze, {"parameters to freeze: vision (the vision tower), expert_only (everything of PaliGemma), or name patterns with * and ?"});
+           {"whose numerics: openpi averages the loss over all padded action dims, loongforge over "
+            "the real ones; also bf16 rounding points and sampling times"});
+  v.field("freeze", freeze,
+          {"parameters to freeze: vision (the vision tower), expert_only (everything of "
+           "PaliGemma), or name patterns with * and ?"});
   v.field("action_dim", action_dim, {"real action dimensions; 0: the dataset's", "", 0, 4096});
   v.field("state_dim", state_dim, {"real state dimensions; 0: the dataset's", "", 0, 4096});
   v.field("max_action_dim", max_action_dim, positive("padded action dimensions; null: the size's"));
   v.field("max_state_dim", max_state_dim, positive("padded state dimensions; null: the size's"));
-  v.field("token_limit", token_limit, positive("most text tokens of a sample; null: the size's", "tokens"));
-  v.section("vision_config", vision, "overrides of the vision tower's sizes; null keeps the size's value");
-  v.section("paligemma_config", text, "overrides of the prefix Gemma's sizes and of what both streams share");
+  v.field("token_limit", token_limit,
+          positive("most text tokens of a sample; null: the size's", "tokens"));
+  v.section("vision_config", vision,
+            "overrides of the vision tower's sizes; null keeps the size's value");
+  v.section("paligemma_config", text,
+            "overrides of the prefix Gemma's sizes and of what both streams share");
   v.section("action_expert_config", expert, "overrides of the action expert's sizes");
-  v.choice("resize", resize, {"openpi_pil", "torch01", "torch11", "torch_u8", "jax11"}, {"how pictures are resized"});
+  v.choice("resize", resize, {"openpi_pil", "torch01", "torch11", "torch_u8", "jax11"},
+           {"how pictures are resized"});
   v.choice("normalization", normalization, {"auto", "quantiles", "mean_std", "min_max", "identity"},
            {"of state and actions; auto: quantiles for pi05, mean_std for pi0"});
   v.choice("norm_flavour", norm_flavour, {"longship", "openpi", "lerobot", "loongforge"},
@@ -110,17 +130,22 @@ void Pi05Config::reflect(config::Visitor& v) {
   v.field("discrete_state", discrete_state, {"pi05: write the state's digits into the prompt"});
   v.field("state_feature", state_feature, {"dataset column of the state"});
   v.field("action_feature", action_feature, {"dataset column of the actions"});
-  v.field("num_inference_steps", num_inference_steps, {"Euler steps of sampling", "steps", 1, 10000});
-  v.field("time_sampling_beta_alpha", time_alpha, {"first parameter of the Beta distribution of the flow time", "", 1e-3, 1e3});
-  v.field("time_sampling_beta_beta", time_beta, {"second parameter of the Beta distribution", "", 1e-3, 1e3});
+  v.field("num_inference_steps", num_inference_steps,
+          {"Euler steps of sampling", "steps", 1, 10000});
+  v.field("time_sampling_beta_alpha", time_alpha,
+          {"first parameter of the Beta distribution of the flow time", "", 1e-3, 1e3});
+  v.field("time_sampling_beta_beta", time_beta,
+          {"second parameter of the Beta distribution", "", 1e-3, 1e3});
   v.field("time_sampling_scale", time_scale, {"time = scale * beta + offset", "", 0, 1});
   v.field("time_sampling_offset", time_offset, {"smallest time", "", 0, 1});
   v.field("min_period", min_period, {"shortest period of the time embedding", "", 1e-9, 1e9});
   v.field("max_period", max_period, {"longest period of the time embedding", "", 1e-9, 1e9});
   v.field("mask_action_padding", mask_action_padding,
-          {"leave repeated actions behind an episode's end out of the loss; the references train on them"});
-  v.choice("rope_dtype", rope_dtype, {"float32", "model"},
-           {"arithmetic of the rotary embedding; model repeats the torch references' bf16 rounding"});
+          {"leave repeated actions behind an episode's end out of the loss; the references train "
+           "on them"});
+  v.choice(
+      "rope_dtype", rope_dtype, {"float32", "model"},
+      {"arithmetic of the rotary embedding; model repeats the torch references' bf16 rounding"});
   v.section("init", init, "random initialisation of a model without a checkpoint");
 }
 
@@ -159,16 +184,20 @@ Pi05Sizes Pi05Config::sizes() const {
   set(s.token_limit, token_limit);
 
   LS_CHECK(s.vision.patch_size <= s.vision.image_size, ConfigError,
-           "model.vision_config.patch_size {} is larger than image_size {}", s.vision.patch_size, s.vision.image_size);
+           "model.vision_config.patch_size {} is larger than image_size {}", s.vision.patch_size,
+           s.vision.image_size);
   LS_CHECK(s.vision.width % s.vision.num_heads == 0, ConfigError,
-           "model.vision_config.hidden_size {} is not a multiple of num_attention_heads {}", s.vision.width,
-           s.vision.num_heads);
-  LS_CHECK(Pi05Sizes::kNumHeads % s.num_kv_heads == 0, ConfigError,
-           "model.paligemma_config.num_kv_heads {} does not divide the {} query heads; use 1, 2, 4 or 8",
-           s.num_kv_heads, Pi05Sizes::kNumHeads);
-  LS_CHECK(s.head_dim % 2 == 0, ConfigError, "model.paligemma_config.head_dim {} must be even (rotary pairs)", s.head_dim);
+           "model.vision_config.hidden_size {} is not a multiple of num_attention_heads {}",
+           s.vision.width, s.vision.num_heads);
+  LS_CHECK(
+      Pi05Sizes::kNumHeads % s.num_kv_heads == 0, ConfigError,
+      "model.paligemma_config.num_kv_heads {} does not divide the {} query heads; use 1, 2, 4 or 8",
+      s.num_kv_heads, Pi05Sizes::kNumHeads);
+  LS_CHECK(s.head_dim % 2 == 0, ConfigError,
+           "model.paligemma_config.head_dim {} must be even (rotary pairs)", s.head_dim);
   LS_CHECK(s.expert_width % 2 == 0, ConfigError,
-           "model.action_expert_config.width {} must be even (sine and cosine halves of the time embedding)",
+           "model.action_expert_config.width {} must be even (sine and cosine halves of the time "
+           "embedding)",
            s.expert_width);
   return s;
 }
@@ -178,8 +207,8 @@ void Pi05Config::bind_dataset(const data::Dataset& dataset) {
     const data::Feature* feature = dataset.find_feature(name);
     if (feature == nullptr) return;  // the transform reports missing features with all names
     LS_CHECK(dim == 0 || dim == feature->width(), ConfigError,
-             "model.{} is {}, but '{}' of {} has {} dimensions; set it to 0 to take the dataset's", key, dim, name,
-             dataset.root().string(), feature->width());
+             "model.{} is {}, but '{}' of {} has {} dimensions; set it to 0 to take the dataset's",
+             key, dim, name, dataset.root().string(), feature->width());
     dim = feature->width();
   };
   bind(action_dim, action_feature, "action_dim");
@@ -188,16 +217,19 @@ void Pi05Config::bind_dataset(const data::Dataset& dataset) {
 
 void Pi05Config::check() const {
   const Pi05Sizes s = sizes();
-  LS_CHECK(family == "pi05", ConfigError, "model.family is '{}'; this is the configuration of 'pi05'", family);
+  LS_CHECK(family == "pi05", ConfigError,
+           "model.family is '{}'; this is the configuration of 'pi05'", family);
   LS_CHECK(action_dim <= s.max_action_dim, ConfigError,
-           "the data has {} action dimensions but model.max_action_dim is {}; raise max_action_dim (32 is what public "
+           "the data has {} action dimensions but model.max_action_dim is {}; raise max_action_dim "
+           "(32 is what public "
            "checkpoints have)",
            action_dim, s.max_action_dim);
   LS_CHECK(state_dim <= s.max_state_dim || is_pi05(), ConfigError,
-           "the data has {} state dimensions but model.max_state_dim is {}; raise max_state_dim", state_dim,
-           s.max_state_dim);
+           "the data has {} state dimensions but model.max_state_dim is {}; raise max_state_dim",
+           state_dim, s.max_state_dim);
   LS_CHECK(horizon() >= 1, ConfigError, "data.horizon is {}; it must be at least 1", horizon());
-  LS_CHECK(min_period < max_period, ConfigError, "model.min_period {} must be below max_period {}", min_period, max_period);
+  LS_CHECK(min_period < max_period, ConfigError, "model.min_period {} must be below max_period {}",
+           min_period, max_period);
 }
 
 }  // namespace longship::models

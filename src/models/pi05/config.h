@@ -1,5 +1,6 @@
 #pragma once
-// Configuration of Pi0 and Pi0.5: the recipe's `model:` section, named sizes, and upstream's config.json.
+// Configuration of Pi0 and Pi0.5: the recipe's `model:` section, named sizes, and upstream's
+// config.json.
 
 #include <cstdint>
 #include <filesystem>
@@ -17,7 +18,7 @@ namespace longship::models {
 struct Pi05Sizes {
   static constexpr int64_t kNumHeads = 8;
   nn::SiglipSizes vision;
-  int64_t width = 2048;         // prefix Gemma
+  int64_t width = 2048;  // prefix Gemma
   int64_t mlp_dim = 16384;
   int64_t expert_width = 1024;  // action expert
   int64_t expert_mlp_dim = 4096;
@@ -49,16 +50,18 @@ struct Pi05ExpertOverrides {
   void reflect(config::Visitor& visitor);
 };
 
-/// Standard deviations of the random initialisation (truncated normal at three deviations). Biases and Gemma norm
-/// offsets start at 0, LayerNorm weights at 1. Not used when a checkpoint is loaded.
+/// Standard deviations of the random initialisation (truncated normal at three deviations). Biases
+/// and Gemma norm offsets start at 0, LayerNorm weights at 1. Not used when a checkpoint is loaded.
 struct Pi05Init {
   double gain = 1.0;           // linear weights: gain / sqrt(fan_in)
-  double residual_gain = 1.0;  // output projections of residual branches: residual_gain * gain / sqrt(fan_in * 2 depth)
-  double embedding = 1.0;      // token embedding: value / sqrt(width); the model multiplies by sqrt(width)
-  double position = 0.5;       // vision position table
-  double modulation = 0.02;    // adaRMS dense.weight
-  double gate = 1.0;           // adaRMS gate bias: residual branches are open from the first step
-  double action_out = 1.0;     // action_out_proj.weight: value / sqrt(fan_in)
+  double residual_gain = 1.0;  // output projections of residual branches: residual_gain * gain /
+                               // sqrt(fan_in * 2 depth)
+  double embedding =
+      1.0;  // token embedding: value / sqrt(width); the model multiplies by sqrt(width)
+  double position = 0.5;     // vision position table
+  double modulation = 0.02;  // adaRMS dense.weight
+  double gate = 1.0;         // adaRMS gate bias: residual branches are open from the first step
+  double action_out = 1.0;   // action_out_proj.weight: value / sqrt(fan_in)
   void reflect(config::Visitor& visitor);
 };
 
@@ -102,12 +105,13 @@ struct Pi05Config : ModelConfig {
   Pi05Init init;
 };
 
-/// `config.json` under lerobot's keys, custom sizes included. `action_dim` and `state_dim` are the real dims.
+/// `config.json` under lerobot's keys, custom sizes included. `action_dim` and `state_dim` are the
+/// real dims.
 std::string pi05_export_config(const Pi05Config& config, int64_t action_dim, int64_t state_dim,
                                const std::vector<std::string>& cameras);
 
-/// Reads a lerobot-style config.json: the public ones (named variants) and custom sizes. Throws ConfigError naming
-/// file and key.
+/// Reads a lerobot-style config.json: the public ones (named variants) and custom sizes. Throws
+/// ConfigError naming file and key.
 Pi05Config pi05_import_config(const std::filesystem::path& path);
 
 }  // namespace longship::models

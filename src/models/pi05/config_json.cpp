@@ -19,22 +19,27 @@ class Reader {
   Reader(const Json& object, std::string place) : object_(object), place_(std::move(place)) {
     LS_CHECK(object.is_object(), ConfigError, "{}: must be an object", place_);
   }
-  bool has(const std::string& key) const { return object_.contains(key) && !object_[key].is_null(); }
+  bool has(const std::string& key) const {
+    return object_.contains(key) && !object_[key].is_null();
+  }
   Reader child(const std::string& key) const {
     LS_CHECK(has(key), ConfigError, "{}: key '{}' is missing", place_, key);
     return Reader(object_[key], place_ + ": " + key);
   }
   const Json& raw(const std::string& key) const { return object_[key]; }
   std::string text(const std::string& key) const {
-    LS_CHECK(has(key) && object_[key].is_string(), ConfigError, "{}: '{}' must be a string", place_, key);
+    LS_CHECK(has(key) && object_[key].is_string(), ConfigError, "{}: '{}' must be a string", place_,
+             key);
     return object_[key].get<std::string>();
   }
   int64_t integer(const std::string& key) const {
-    LS_CHECK(has(key) && object_[key].is_number_integer(), ConfigError, "{}: '{}' must be an integer", place_, key);
+    LS_CHECK(has(key) && object_[key].is_number_integer(), ConfigError,
+             "{}: '{}' must be an integer", place_, key);
     return object_[key].get<int64_t>();
   }
   double number(const std::string& key) const {
-    LS_CHECK(has(key) && object_[key].is_number(), ConfigError, "{}: '{}' must be a number", place_, key);
+    LS_CHECK(has(key) && object_[key].is_number(), ConfigError, "{}: '{}' must be a number", place_,
+             key);
     return object_[key].get<double>();
   }
   template <class T>
@@ -58,7 +63,8 @@ struct StreamSizes {
   int64_t width, depth, mlp_dim, num_heads, num_kv_heads, head_dim;
 };
 
-StreamSizes read_stream(const Reader& root, const std::string& variant_key, const std::string& sizes_key) {
+StreamSizes read_stream(const Reader& root, const std::string& variant_key,
+                        const std::string& sizes_key) {
   const std::string variant = root.has(variant_key) ? root.text(variant_key) : "custom";
   if (root.has(sizes_key)) {
     const Reader r = root.child(sizes_key);
@@ -68,8 +74,8 @@ StreamSizes read_stream(const Reader& root, const std::string& variant_key, cons
   if (variant == "gemma_2b") return {2048, 18, 16384, 8, 1, 256};
   if (variant == "gemma_300m") return {1024, 18, 4096, 8, 1, 256};
   throw ConfigError(fmt::format(
-      "{}: {} is '{}' and there is no '{}' with the sizes; known names are gemma_2b and gemma_300m", root.place(),
-      variant_key, variant, sizes_key));
+      "{}: {} is '{}' and there is no '{}' with the sizes; known names are gemma_2b and gemma_300m",
+      root.place(), variant_key, variant, sizes_key));
 }
 
 void read_vision(const Reader& root, Pi05Config& config) {
@@ -85,8 +91,9 @@ void read_vision(const Reader& root, Pi05Config& config) {
   }
   if (!root.has("image_resolution")) return;
   const Json& size = root.raw("image_resolution");
-  LS_CHECK(size.is_array() && size.size() == 2 && size[0].is_number_integer() && size[0] == size[1], ConfigError,
-           "{}: 'image_resolution' must be two equal integers, it is {}", root.place(), size.dump());
+  LS_CHECK(size.is_array() && size.size() == 2 && size[0].is_number_integer() && size[0] == size[1],
+           ConfigError, "{}: 'image_resolution' must be two equal integers, it is {}", root.place(),
+           size.dump());
   const int64_t side = size[0].get<int64_t>();
   LS_CHECK(!config.vision.image_size || *config.vision.image_size == side, ConfigError,
            "{}: 'image_resolution' is {} but vision_config.image_size is {}", root.place(), side,
@@ -126,7 +133,8 @@ std::string read_norm_mode(const Reader& root) {
   const std::string action = map.has("ACTION") ? map.text("ACTION") : "IDENTITY";
   const std::string state = map.has("STATE") ? map.text("STATE") : action;
   LS_CHECK(action == state, ConfigError,
-           "{}: ACTION is {} and STATE is {}; one mode for both is supported", map.place(), action, state);
+           "{}: ACTION is {} and STATE is {}; one mode for both is supported", map.place(), action,
+           state);
   for (const std::string mode : {"quantiles", "mean_std", "min_max", "identity"}) {
     if (norm_mode_key(mode) == action) return mode;
   }
@@ -178,11 +186,12 @@ void add_custom_sizes(Json& j, const Pi05Sizes& s) {
 std::string pi05_export_config(const Pi05Config& config, int64_t action_dim, int64_t state_dim,
                                const std::vector<std::string>& cameras) {
   const Pi05Sizes s = config.sizes();
-  const bool is_public = s.width == 2048 && s.depth == 18 && s.mlp_dim == 16384 && s.num_kv_heads == 1 &&
-                         s.head_dim == 256 && s.expert_width == 1024 && s.expert_mlp_dim == 4096 &&
-                         s.vision.width == 1152 && s.vision.depth == 27 && s.vision.num_heads == 16 &&
-                         s.vision.mlp_dim == 4304 && s.vision.patch_size == 14 && s.vision.image_size == 224 &&
-                         s.vocab_size == 257152;
+  const bool is_public = s.width == 2048 && s.depth == 18 && s.mlp_dim == 16384 &&
+                         s.num_kv_heads == 1 && s.head_dim == 256 && s.expert_width == 1024 &&
+                         s.expert_mlp_dim == 4096 && s.vision.width == 1152 &&
+                         s.vision.depth == 27 && s.vision.num_heads == 16 &&
+                         s.vision.mlp_dim == 4304 && s.vision.patch_size == 14 &&
+                         s.vision.image_size == 224 && s.vocab_size == 257152;
   const auto frozen = [&](const char* rule) {
     return std::find(config.freeze.begin(), config.freeze.end(), rule) != config.freeze.end();
   };
@@ -208,14 +217,15 @@ std::string pi05_export_config(const Pi05Config& config, int64_t action_dim, int
   j["tokenizer_max_length"] = s.token_limit;
   Json inputs = Json::object();
   for (const std::string& camera : cameras) {
-    inputs["observation.images." + camera] = {{"type", "VISUAL"},
-                                              {"shape", {3, s.vision.image_size, s.vision.image_size}}};
+    inputs["observation.images." + camera] = {
+        {"type", "VISUAL"}, {"shape", {3, s.vision.image_size, s.vision.image_size}}};
   }
   if (state_dim > 0) inputs["observation.state"] = {{"type", "STATE"}, {"shape", {state_dim}}};
   j["input_features"] = inputs;
   j["output_features"] = {{"action", {{"type", "ACTION"}, {"shape", {action_dim}}}}};
-  const std::string mode = config.normalization == "auto" ? (config.is_pi05() ? "quantiles" : "mean_std")
-                                                          : config.normalization;
+  const std::string mode = config.normalization == "auto"
+                               ? (config.is_pi05() ? "quantiles" : "mean_std")
+                               : config.normalization;
   j["normalization_mapping"] = {
       {"VISUAL", "IDENTITY"}, {"STATE", norm_mode_key(mode)}, {"ACTION", norm_mode_key(mode)}};
   j["gradient_checkpointing"] = false;
@@ -226,7 +236,8 @@ std::string pi05_export_config(const Pi05Config& config, int64_t action_dim, int
 }
 
 Pi05Config pi05_import_config(const std::filesystem::path& path) {
-  const Json document = parse_ordered_json_file(path, {.max_bytes = 16 << 20, .code = ExitCode::kConfig});
+  const Json document =
+      parse_ordered_json_file(path, {.max_bytes = 16 << 20, .code = ExitCode::kConfig});
   const Reader root(document, path.string());
   Pi05Config config;
   config.size = "full";
@@ -235,11 +246,14 @@ Pi05Config pi05_import_config(const std::filesystem::path& path) {
            "{}: 'type' is '{}'; this family reads pi05 and pi0", path.string(), config.variant);
   const StreamSizes text = read_stream(root, "paligemma_variant", "paligemma_config");
   const StreamSizes expert = read_stream(root, "action_expert_variant", "action_expert_config");
-  LS_CHECK(text.num_heads == Pi05Sizes::kNumHeads && expert.num_heads == Pi05Sizes::kNumHeads, ConfigError,
-           "{}: num_heads is {} and {}; the model has {} query heads in both streams", path.string(), text.num_heads,
-           expert.num_heads, Pi05Sizes::kNumHeads);
-  LS_CHECK(text.depth == expert.depth && text.num_kv_heads == expert.num_kv_heads && text.head_dim == expert.head_dim,
-           ConfigError, "{}: depth, num_kv_heads and head_dim must be equal in paligemma_config and action_expert_config",
+  LS_CHECK(text.num_heads == Pi05Sizes::kNumHeads && expert.num_heads == Pi05Sizes::kNumHeads,
+           ConfigError, "{}: num_heads is {} and {}; the model has {} query heads in both streams",
+           path.string(), text.num_heads, expert.num_heads, Pi05Sizes::kNumHeads);
+  LS_CHECK(text.depth == expert.depth && text.num_kv_heads == expert.num_kv_heads &&
+               text.head_dim == expert.head_dim,
+           ConfigError,
+           "{}: depth, num_kv_heads and head_dim must be equal in paligemma_config and "
+           "action_expert_config",
            path.string());
   config.text.width = text.width;
   config.text.depth = text.depth;
@@ -271,7 +285,8 @@ Pi05Config pi05_import_config(const std::filesystem::path& path) {
   config.state_dim = feature_width(root, "input_features", "observation.state");
   config.normalization = read_norm_mode(root);
   const auto flag = [&](const char* key, const char* rule) {
-    if (root.has(key) && root.raw(key).is_boolean() && root.raw(key).get<bool>()) config.freeze.push_back(rule);
+    if (root.has(key) && root.raw(key).is_boolean() && root.raw(key).get<bool>())
+      config.freeze.push_back(rule);
   };
   flag("freeze_vision_encoder", "vision");
   flag("train_expert_only", "expert_only");

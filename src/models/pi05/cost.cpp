@@ -3,13 +3,15 @@
 namespace longship::models {
 namespace {
 
-double d(int64_t value) { return static_cast<double>(value); }
+double d(int64_t value) {
+  return static_cast<double>(value);
+}
 
 double vision_flops(const Pi05Sizes& s, double images) {
   const auto& v = s.vision;
   const double tokens = d(v.num_tokens()), width = d(v.width);
-  const double layer = 2 * tokens * (4 * width * width + 2 * width * d(v.mlp_dim)) +
-                       4 * tokens * tokens * width;
+  const double layer =
+      2 * tokens * (4 * width * width + 2 * width * d(v.mlp_dim)) + 4 * tokens * tokens * width;
   const double patch = 2 * tokens * 3 * d(v.patch_size * v.patch_size) * width;
   return images * (d(v.depth) * layer + patch + 2 * tokens * width * d(s.width));
 }
@@ -48,10 +50,10 @@ Pi05Flops pi05_forward_flops(const Pi05Config& config, int64_t num_images, int64
   const double heads = d(Pi05Sizes::kNumHeads * s.head_dim), depth = d(s.depth);
   Pi05Flops out;
   out.vision = vision_flops(s, d(num_images));
-  out.prefix = 2 * prefix * (depth * weights.key_value + (depth - 1) * (weights.query_out + weights.mlp));
+  out.prefix =
+      2 * prefix * (depth * weights.key_value + (depth - 1) * (weights.query_out + weights.mlp));
   out.expert = expert_flops(config, s);
-  out.attention =
-      4 * heads * ((depth - 1) * prefix * prefix + depth * suffix * (prefix + suffix));
+  out.attention = 4 * heads * ((depth - 1) * prefix * prefix + depth * suffix * (prefix + suffix));
   return out;
 }
 

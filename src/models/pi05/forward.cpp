@@ -1,5 +1,6 @@
-// The forward pass of Pi05Model. Shapes: B samples, N packed prefix tokens, L longest prefix, T suffix tokens, A horizon,
-// D padded action dims, W width of the stream at hand, H query heads, G key-value heads, E head dimension.
+// The forward pass of Pi05Model. Shapes: B samples, N packed prefix tokens, L longest prefix, T
+// suffix tokens, A horizon, D padded action dims, W width of the stream at hand, H query heads, G
+// key-value heads, E head dimension.
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/cos.h>
@@ -93,8 +94,8 @@ PrefixCache Pi05Model::encode_prefix(const Pi05Batch& batch, const PrefixLayout&
     const at::Tensor normed = layer.input_layernorm.forward(h);
     at::Tensor qkv = last ? layer.self_attn.kv(normed) : layer.self_attn.qkv(normed);
     if (!layout.dense) qkv = nn::pad_rows(qkv, layout.pad_index, layout.unpad_index);
-    const Heads heads = split_heads(
-        qkv.view({batch_size, length, qkv.size(-2), head_dim}), groups, table);
+    const Heads heads =
+        split_heads(qkv.view({batch_size, length, qkv.size(-2), head_dim}), groups, table);
     cache.keys.push_back(heads.k);
     cache.values.push_back(heads.v);
     if (last) break;
@@ -122,8 +123,7 @@ std::vector<Modulation> Pi05Model::modulations(const at::Tensor& cond) const {
     add(layer->post_attention_layernorm);
   }
   add(expert_norm_);
-  const at::Tensor all =
-      nn::linear(cond.to(precision_.heads), at::cat(weights), at::cat(biases));
+  const at::Tensor all = nn::linear(cond.to(precision_.heads), at::cat(weights), at::cat(biases));
   const auto parts = all.split(sizes_.expert_width, -1);
   for (size_t i = 0; i < out.size(); ++i) {
     out[i] = {parts[3 * i], parts[3 * i + 1], parts[3 * i + 2]};
@@ -155,12 +155,10 @@ at::Tensor Pi05Model::embed_suffix(const at::Tensor& state, const at::Tensor& x_
 at::Tensor Pi05Model::suffix_mask(const PrefixLayout& layout, int64_t suffix_length) const {
   const bool has_state = !config_.is_pi05();
   if (!layout.key_mask.defined() && !has_state) return {};
-  const at::TensorOptions options =
-      layout.lengths.options().dtype(at::kFloat);
-  const at::Tensor prefix =
-      layout.key_mask.defined()
-          ? layout.key_mask
-          : at::zeros({layout.batch_size, 1, 1, layout.max_length}, options);
+  const at::TensorOptions options = layout.lengths.options().dtype(at::kFloat);
+  const at::Tensor prefix = layout.key_mask.defined()
+                                ? layout.key_mask
+                                : at::zeros({layout.batch_size, 1, 1, layout.max_length}, options);
   const int64_t rows = has_state ? suffix_length : 1;
   at::Tensor suffix = at::zeros({layout.batch_size, 1, rows, suffix_length}, options);
   // The state token is a block of its own: it does not see the actions.
@@ -187,8 +185,7 @@ at::Tensor Pi05Model::velocity(const PrefixCache& cache, const PrefixLayout& lay
     if (tap) record(fmt::format("act.stream1.layer{}.in", l), h);
     const at::Tensor normed = layer.input_layernorm.forward(h, attn_mod);
     if (tap) record(fmt::format("act.stream1.layer{}.norm1", l), normed);
-    const Heads heads =
-        split_heads(layer.self_attn.qkv(normed), sizes_.num_kv_heads, table);
+    const Heads heads = split_heads(layer.self_attn.qkv(normed), sizes_.num_kv_heads, table);
     const at::Tensor mixed = nn::attention(heads.q, at::cat({cache.keys[l], heads.k}, 1),
                                            at::cat({cache.values[l], heads.v}, 1), mask);
     if (tap) record(fmt::format("act.stream1.layer{}.attn_heads", l), mixed);

@@ -25,8 +25,9 @@ struct Modulation {
   at::Tensor scale, shift, gate;
 };
 
-/// Plain: `weight` [width], the offset from one. Adaptive: `dense` of [3 width, width] with bias, whose output chunks
-/// are scale, shift, gate; the product itself is computed for all norms at once, see Pi05Model::modulations.
+/// Plain: `weight` [width], the offset from one. Adaptive: `dense` of [3 width, width] with bias,
+/// whose output chunks are scale, shift, gate; the product itself is computed for all norms at
+/// once, see Pi05Model::modulations.
 class GemmaNorm : public nn::Module {
  public:
   GemmaNorm(int64_t width, double eps, bool adaptive);

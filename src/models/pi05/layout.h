@@ -1,5 +1,6 @@
 #pragma once
-// Where the packed prefix tokens of a batch lie: sample after sample, and within a sample pictures, then text.
+// Where the packed prefix tokens of a batch lie: sample after sample, and within a sample pictures,
+// then text.
 
 #include <ATen/core/Tensor.h>
 
@@ -9,7 +10,8 @@
 
 namespace longship::models {
 
-/// Index tensors are int64 on the batch's device. N tokens over all samples, L tokens of the longest sample.
+/// Index tensors are int64 on the batch's device. N tokens over all samples, L tokens of the
+/// longest sample.
 struct PrefixLayout {
   int64_t batch_size = 0;
   int64_t num_tokens = 0;  // N
@@ -23,8 +25,8 @@ struct PrefixLayout {
   at::Tensor key_mask;     // [B,1,1,L] fp32 additive: 0 or nn::kMasked; undefined when dense
 };
 
-/// `tokens_per_image` as the vision tower gives them. Positions need no table: a token's position is its place within
-/// its sample, because masked tokens do not advance the reference's counter.
+/// `tokens_per_image` as the vision tower gives them. Positions need no table: a token's position
+/// is its place within its sample, because masked tokens do not advance the reference's counter.
 PrefixLayout make_prefix_layout(const Pi05Batch& batch, int64_t tokens_per_image);
 
 }  // namespace longship::models

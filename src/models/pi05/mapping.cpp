@@ -66,12 +66,13 @@ struct Faults {
   void list(std::string& out, std::string_view title, const std::vector<std::string>& lines) const {
     if (lines.empty()) return;
     out += fmt::format("\n{} {}:", lines.size(), title);
-    for (const std::string& line : lines) out += "\n  " + line;
+    for (const std::string& line : lines) out += fmt::format("\n  {}", line);
   }
   void raise(const std::filesystem::path& path) const {
     if (missing.empty() && unexpected.empty() && mismatched.empty()) return;
     std::string text = fmt::format(
-        "{}: the weights do not fit the configured model (check model.size, model.variant and the overrides)",
+        "{}: the weights do not fit the configured model (check model.size, model.variant and the "
+        "overrides)",
         path.string());
     list(text, "missing tensors", missing);
     list(text, "unexpected tensors", unexpected);
@@ -80,23 +81,26 @@ struct Faults {
   }
 };
 
-void refuse_other_variant(const std::map<std::string, const io::TensorInfo*>& tensors,
-                          bool is_pi05, const std::filesystem::path& path) {
+void refuse_other_variant(const std::map<std::string, const io::TensorInfo*>& tensors, bool is_pi05,
+                          const std::filesystem::path& path) {
   constexpr std::string_view kNorm =
       "paligemma_with_expert.gemma_expert.model.layers.0.input_layernorm.";
-  const bool has_plain = tensors.contains(std::string(kNorm) + "weight");
-  const bool has_dense = tensors.contains(std::string(kNorm) + "dense.weight");
+  const bool has_plain = tensors.contains(fmt::format("{}weight", kNorm));
+  const bool has_dense = tensors.contains(fmt::format("{}dense.weight", kNorm));
   LS_CHECK(!(is_pi05 && has_plain && !has_dense), CheckpointError,
-           "{}: this is a pi0 checkpoint (its action expert has plain norms: '{}weight'), but model.variant is pi05; "
+           "{}: this is a pi0 checkpoint (its action expert has plain norms: '{}weight'), but "
+           "model.variant is pi05; "
            "set model.variant: pi0 or use a pi05 checkpoint",
            path.string(), kNorm);
   LS_CHECK(!(!is_pi05 && has_dense && !has_plain), CheckpointError,
-           "{}: this is a pi05 checkpoint (its action expert has adaptive norms: '{}dense.weight'), but model.variant "
+           "{}: this is a pi05 checkpoint (its action expert has adaptive norms: "
+           "'{}dense.weight'), but model.variant "
            "is pi0; set model.variant: pi05 or use a pi0 checkpoint",
            path.string(), kNorm);
 }
 
-/// Canonical name -> tensor. LoongForge's own saves hold every tensor twice under two prefixes: equal copies are fine.
+/// Canonical name -> tensor. LoongForge's own saves hold every tensor twice under two prefixes:
+/// equal copies are fine.
 std::map<std::string, const io::TensorInfo*> collect(const io::Weights& weights, bool is_pi05,
                                                      Faults& faults) {
   std::map<std::string, const io::TensorInfo*> out;
@@ -108,8 +112,9 @@ std::map<std::string, const io::TensorInfo*> collect(const io::Weights& weights,
     const bool same = it->second->shape == info.shape && it->second->dtype == info.dtype &&
                       at::equal(io::to_tensor(weights, *it->second), io::to_tensor(weights, info));
     if (!same) {
-      faults.mismatched.push_back(fmt::format("{}: '{}' and '{}' both define it with different values",
-                                              *name, it->second->name, info.name));
+      faults.mismatched.push_back(
+          fmt::format("{}: '{}' and '{}' both define it with different values", *name,
+                      it->second->name, info.name));
     }
   }
   return out;
@@ -126,7 +131,7 @@ std::optional<std::string> pi05_canonical_name(std::string_view name, bool is_pi
   }
   if (is_pi05 && name.starts_with("state_proj.")) return std::nullopt;
   const auto renamed = [&](const Rename& rule) {
-    return std::string(rule.to) + std::string(name.substr(rule.from.size()));
+    return fmt::format("{}{}", rule.to, name.substr(rule.from.size()));
   };
   for (const Rename& rule : kOldLayouts) {
     if (name.starts_with(rule.from)) return renamed(rule);
@@ -146,7 +151,8 @@ void pi05_load_weights(Pi05Model& model, const std::filesystem::path& path) {
   std::map<std::string, const io::TensorInfo*> tensors = collect(weights, is_pi05, faults);
   refuse_other_variant(tensors, is_pi05, path);
 
-  // The embedding is tied to lm_head. Where both are stored, embed_tokens is the one that fine-tuning changed.
+  // The embedding is tied to lm_head. Where both are stored, embed_tokens is the one that
+  // fine-tuning changed.
   if (const auto embed = tensors.find(std::string(kEmbedTokens)); embed != tensors.end()) {
     tensors[std::string(kPi05Embedding)] = embed->second;
     tensors.erase(embed);

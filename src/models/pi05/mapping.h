@@ -17,13 +17,15 @@ inline constexpr std::string_view kPi05Embedding = "paligemma_with_expert.palige
 inline constexpr std::string_view kPi05ExpertHead =
     "paligemma_with_expert.gemma_expert.lm_head.weight";
 
-/// Canonical name of a checkpoint's tensor: outer prefixes of lerobot and LoongForge stripped, old transformers layouts
-/// renamed, action_time_mlp_* renamed for Pi0.5. Null: a leftover that is dropped (state_proj.* in a Pi0.5 file).
-/// `embed_tokens` keeps its own canonical name `...language_model.embed_tokens.weight`.
+/// Canonical name of a checkpoint's tensor: outer prefixes of lerobot and LoongForge stripped, old
+/// transformers layouts renamed, action_time_mlp_* renamed for Pi0.5. Null: a leftover that is
+/// dropped (state_proj.* in a Pi0.5 file). `embed_tokens` keeps its own canonical name
+/// `...language_model.embed_tokens.weight`.
 std::optional<std::string> pi05_canonical_name(std::string_view name, bool is_pi05);
 
-/// Copies a checkpoint file or folder into the model, casting to each parameter's dtype. One CheckpointError lists all
-/// missing, unexpected, mis-shaped and doubly defined tensors. A Pi0 file for a Pi0.5 model (or the reverse) is refused.
+/// Copies a checkpoint file or folder into the model, casting to each parameter's dtype. One
+/// CheckpointError lists all missing, unexpected, mis-shaped and doubly defined tensors. A Pi0 file
+/// for a Pi0.5 model (or the reverse) is refused.
 void pi05_load_weights(Pi05Model& model, const std::filesystem::path& path);
 
 /// The complete public name set, values replaced by name where given.

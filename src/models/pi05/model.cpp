@@ -23,15 +23,16 @@ GemmaLayerSizes prefix_layer_sizes(const Pi05Sizes& s) {
 }
 
 GemmaLayerSizes expert_layer_sizes(const Pi05Sizes& s) {
-  return {s.expert_width, s.expert_mlp_dim, Pi05Sizes::kNumHeads, s.num_kv_heads, s.head_dim,
-          s.norm_eps};
+  return {s.expert_width, s.expert_mlp_dim, Pi05Sizes::kNumHeads,
+          s.num_kv_heads, s.head_dim,       s.norm_eps};
 }
 
 }  // namespace
 
 Pi05Precision pi05_precision(const Pi05Config& config, at::ScalarType dtype) {
   Pi05Precision p;
-  if (dtype == at::kDouble) return {{at::kDouble, at::kDouble}, at::kDouble, at::kDouble, at::kDouble};
+  if (dtype == at::kDouble)
+    return {{at::kDouble, at::kDouble}, at::kDouble, at::kDouble, at::kDouble};
   if (dtype == at::kFloat) return p;
   const bool loongforge = config.parity == "loongforge";
   p.vision = {dtype, loongforge ? at::kFloat : dtype};
@@ -44,9 +45,8 @@ Pi05Precision pi05_precision(const Pi05Config& config, at::ScalarType dtype) {
 at::ScalarType pi05_parameter_dtype(const Pi05Config& config, at::ScalarType dtype,
                                     std::string_view name) {
   if (dtype == at::kFloat || dtype == at::kDouble) return dtype;
-  for (const std::string_view part :
-       {"patch_embedding", "position_embedding", "input_layernorm", "post_attention_layernorm",
-        "model.norm"}) {
+  for (const std::string_view part : {"patch_embedding", "position_embedding", "input_layernorm",
+                                      "post_attention_layernorm", "model.norm"}) {
     if (contains(name, part)) return at::kFloat;
   }
   if (!name.starts_with("paligemma_with_expert.")) return at::kFloat;  // heads and time MLP
@@ -80,9 +80,8 @@ Pi05Model::Pi05Model(const Pi05Config& config, at::ScalarType dtype)
     action_time_out_ = std::make_unique<nn::Linear>(width, width, true);
   }
   register_all();
-  materialise(at::kMeta, [&](std::string_view name) {
-    return pi05_parameter_dtype(config_, dtype_, name);
-  });
+  materialise(at::kMeta,
+              [&](std::string_view name) { return pi05_parameter_dtype(config_, dtype_, name); });
 }
 
 void Pi05Model::register_all() {
@@ -112,9 +111,8 @@ void Pi05Model::register_all() {
 }
 
 void Pi05Model::initialise(at::Device device, uint64_t seed) {
-  materialise(device, [&](std::string_view name) {
-    return pi05_parameter_dtype(config_, dtype_, name);
-  });
+  materialise(device,
+              [&](std::string_view name) { return pi05_parameter_dtype(config_, dtype_, name); });
   for_each_parameter([&](const std::string& name, at::Tensor& parameter) {
     initialise_parameter(name, parameter, seed);
   });
@@ -135,7 +133,8 @@ void Pi05Model::initialise_parameter(const std::string& name, at::Tensor& parame
     return normal(init.embedding / std::sqrt(static_cast<double>(sizes_.width)));
   }
   if (name.ends_with("bias")) return nn::init_constant(parameter, 0);
-  if (parameter.dim() == 1) {  // LayerNorm weights multiply, Gemma norm weights are offsets from one
+  if (parameter.dim() ==
+      1) {  // LayerNorm weights multiply, Gemma norm weights are offsets from one
     return nn::init_constant(parameter, contains(name, "vision_tower") ? 1 : 0);
   }
   const int64_t fan_in = parameter.numel() / parameter.size(0);

@@ -1,5 +1,6 @@
 #pragma once
-// Pi0 and Pi0.5 on one device: SigLIP and projector, the prefix Gemma, the action expert, flow matching.
+// Pi0 and Pi0.5 on one device: SigLIP and projector, the prefix Gemma, the action expert, flow
+// matching.
 
 #include <ATen/core/Tensor.h>
 
@@ -18,13 +19,15 @@
 
 namespace longship::models {
 
-/// Dtypes at work. With fp32 all are fp32. With bf16: openpi's preset keeps the heads, the time MLP and every norm in
-/// fp32 and runs the whole vision tower behind the position sum in bf16; LoongForge's keeps the vision stream and its
-/// weights in fp32 and casts to bf16 for products, heads included (what its autocast does).
+/// Dtypes at work. With fp32 all are fp32. With bf16: openpi's preset keeps the heads, the time MLP
+/// and every norm in fp32 and runs the whole vision tower behind the position sum in bf16;
+/// LoongForge's keeps the vision stream and its weights in fp32 and casts to bf16 for products,
+/// heads included (what its autocast does).
 struct Pi05Precision {
   nn::SiglipPrecision vision;
   at::ScalarType stream = at::kFloat;  // both residual streams
-  at::ScalarType heads = at::kFloat;   // action, state and time projections, and the modulation product
+  at::ScalarType heads =
+      at::kFloat;  // action, state and time projections, and the modulation product
   at::ScalarType rope = at::kFloat;
 };
 Pi05Precision pi05_precision(const Pi05Config& config, at::ScalarType dtype);
@@ -45,8 +48,8 @@ struct Pi05Flow {
   at::Tensor elem;  // (v_t - u_t)^2
 };
 
-/// Parameters carry the names of the public checkpoint; the token embedding is stored once, as lm_head.weight. The
-/// expert's unused lm_head is not a parameter.
+/// Parameters carry the names of the public checkpoint; the token embedding is stored once, as
+/// lm_head.weight. The expert's unused lm_head is not a parameter.
 class Pi05Model : public nn::Module {
  public:
   /// Shapes only (meta device). Sizes and precision are fixed here.
@@ -55,8 +58,8 @@ class Pi05Model : public nn::Module {
   /// Allocates on `device` and fills every parameter from (seed, name).
   void initialise(at::Device device, uint64_t seed);
 
-  /// Runs pictures and text through the prefix stream. The last layer stops at its keys and values: nothing reads
-  /// its output.
+  /// Runs pictures and text through the prefix stream. The last layer stops at its keys and values:
+  /// nothing reads its output.
   PrefixCache encode_prefix(const Pi05Batch& batch, const PrefixLayout& layout) const;
 
   /// x_t [B, A, D] fp32, time [B] fp32, state [B, D] (Pi0 only) -> velocity [B, A, D] fp32.
@@ -77,7 +80,8 @@ class Pi05Model : public nn::Module {
   const Pi05Config& config() const { return config_; }
   at::ScalarType dtype() const { return dtype_; }
 
-  /// Called with named activations when set; for locating divergences. Prefix activations are packed rows.
+  /// Called with named activations when set; for locating divergences. Prefix activations are
+  /// packed rows.
   std::function<void(std::string_view, const at::Tensor&)> tap;
 
   /// What the checkpoint held for the expert's unused lm_head, host; undefined: zeros are exported.
@@ -108,11 +112,12 @@ class Pi05Model : public nn::Module {
   GemmaNorm prefix_norm_;  // dead: kept because the checkpoint has it
   GemmaNorm expert_norm_;
   nn::Linear action_in_, action_out_;
-  std::unique_ptr<nn::Linear> time_in_, time_out_;                            // Pi0.5
+  std::unique_ptr<nn::Linear> time_in_, time_out_;                             // Pi0.5
   std::unique_ptr<nn::Linear> state_proj_, action_time_in_, action_time_out_;  // Pi0
 };
 
-/// sin and cos of 2 pi t / period in float64, periods geometric from min to max; [B] -> [B, width] fp32.
+/// sin and cos of 2 pi t / period in float64, periods geometric from min to max; [B] -> [B, width]
+/// fp32.
 at::Tensor time_embedding(const at::Tensor& time, int64_t width, double min_period,
                           double max_period);
 

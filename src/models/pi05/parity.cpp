@@ -26,7 +26,9 @@ using Tensors = std::map<std::string, at::Tensor>;
 class Pi05ParityAdapter : public ParityAdapter {
  public:
   Pi05ParityAdapter(const ParityCase& c, const ParityOptions& options)
-      : folder_(c.folder), options_(options), config_(pi05_import_config(c.folder / "config.json")) {
+      : folder_(c.folder),
+        options_(options),
+        config_(pi05_import_config(c.folder / "config.json")) {
     config_.freeze.clear();  // a case holds the gradient of every parameter
     inputs_ = io::load_tensors(folder_ / "inputs.safetensors");
     num_slots_ = input("b0.images").size(1);
@@ -71,23 +73,32 @@ class Pi05ParityAdapter : public ParityAdapter {
     const Pi05Batch batch = make_batch(0);
     const Pi05Model& model = policy_->model();
     const PrefixLayout layout = model.layout(batch);
-    const at::Tensor actions = model.integrate(model.encode_prefix(batch, layout), layout, batch.state,
-                                               input("sample.noise").to(options_.device));
+    const at::Tensor actions =
+        model.integrate(model.encode_prefix(batch, layout), layout, batch.state,
+                        input("sample.noise").to(options_.device));
     return {{"actions", actions.to(at::kCPU)}};
   }
 
-  std::vector<ParamInfo> begin_trajectory(const std::string& file, const std::string& description) override {
+  std::vector<ParamInfo> begin_trajectory(const std::string& file,
+                                          const std::string& description) override {
     const bool loongforge = file.find("loongforge") != std::string::npos ||
                             description.find("loongforge") != std::string::npos;
     policy_ = make_policy(loongforge ? "loongforge" : "openpi");
     return policy_->parameters();
   }
 
-  at::Tensor train_loss(int64_t batch) override { return policy_->loss(make_batch(batch), {}).loss; }
+  at::Tensor train_loss(int64_t batch) override {
+    return policy_->loss(make_batch(batch), {}).loss;
+  }
 
   ParityTolerance low_precision_tolerance() const override {
     // Documented in README.md: several times the largest difference seen on the recorded cases.
-    return {.outputs = 1e-1, .loss = 2e-2, .grads = 5e-1, .train = 5e-1, .sample = 1e-1, .zero_grads = 2e-2};
+    return {.outputs = 1e-1,
+            .loss = 2e-2,
+            .grads = 5e-1,
+            .train = 5e-1,
+            .sample = 1e-1,
+            .zero_grads = 2e-2};
   }
 
  private:
@@ -99,7 +110,8 @@ class Pi05ParityAdapter : public ParityAdapter {
   }
 
   void read_notes() {
-    const nlohmann::json notes = parse_json_file(folder_ / "inputs.json", {.code = ExitCode::kConfig});
+    const nlohmann::json notes =
+        parse_json_file(folder_ / "inputs.json", {.code = ExitCode::kConfig});
     try {
       num_slots_ = notes.value("camera_slots_used", num_slots_);
       config_.action_dim = notes.value("real_action_dim", config_.action_dim);
@@ -109,8 +121,8 @@ class Pi05ParityAdapter : public ParityAdapter {
       throw ConfigError(fmt::format("{}: {}", (folder_ / "inputs.json").string(), e.what()));
     }
     LS_CHECK(num_slots_ >= 1 && num_slots_ <= input("b0.images").size(1), ConfigError,
-             "{}: camera_slots_used is {}, the images have {} slots", (folder_ / "inputs.json").string(), num_slots_,
-             input("b0.images").size(1));
+             "{}: camera_slots_used is {}, the images have {} slots",
+             (folder_ / "inputs.json").string(), num_slots_, input("b0.images").size(1));
   }
 
   std::unique_ptr<Pi05Policy> make_policy(const std::string& parity) const {
@@ -126,8 +138,9 @@ class Pi05ParityAdapter : public ParityAdapter {
 
   Pi05Batch make_batch(int64_t i) const {
     const std::string p = fmt::format("b{}.", i);
-    Pi05Batch batch = pack(input(p + "images").narrow(1, 0, num_slots_), input(p + "image_masks").narrow(1, 0, num_slots_),
-                           input(p + "tokens"), input(p + "token_mask"), input(p + "state"), input(p + "actions"),
+    Pi05Batch batch = pack(input(p + "images").narrow(1, 0, num_slots_),
+                           input(p + "image_masks").narrow(1, 0, num_slots_), input(p + "tokens"),
+                           input(p + "token_mask"), input(p + "state"), input(p + "actions"),
                            input(p + "action_is_pad"));
     batch.noise = input(p + "noise");
     batch.time = input(p + "time");
@@ -139,7 +152,8 @@ class Pi05ParityAdapter : public ParityAdapter {
     for (ParamInfo& info : policy_->parameters()) {
       if (info.role == ParamRole::kFrozen) continue;
       const at::Tensor& grad = info.tensor.grad();
-      out["grad." + info.name] = grad.defined() ? grad.to(at::kFloat) : at::zeros_like(info.tensor, at::kFloat);
+      out["grad." + info.name] =
+          grad.defined() ? grad.to(at::kFloat) : at::zeros_like(info.tensor, at::kFloat);
     }
   }
 
@@ -147,8 +161,9 @@ class Pi05ParityAdapter : public ParityAdapter {
   void add_activations(const Tensors& taps, Tensors& out) const {
     const at::Tensor image_masks = input("b0.image_masks").narrow(1, 0, num_slots_).to(at::kBool);
     const int64_t tokens_per_image = policy_->model().sizes().vision.num_tokens();
-    const at::Tensor mask =
-        at::cat({image_masks.repeat_interleave(tokens_per_image, 1), input("b0.token_mask").to(at::kBool)}, 1);
+    const at::Tensor mask = at::cat(
+        {image_masks.repeat_interleave(tokens_per_image, 1), input("b0.token_mask").to(at::kBool)},
+        1);
     const bool first_slot_everywhere = image_masks.select(1, 0).all().item<bool>();
     for (const auto& [name, value] : taps) {
       if (name.starts_with("act.stream0.")) {
@@ -156,7 +171,8 @@ class Pi05ParityAdapter : public ParityAdapter {
         padded.index_put_({mask}, value);
         out[name] = padded;
       } else if (name.starts_with("act.vision.")) {
-        if (first_slot_everywhere) out["act.vision.cam0." + name.substr(11)] = first_slots(value, image_masks);
+        if (first_slot_everywhere)
+          out["act.vision.cam0." + name.substr(11)] = first_slots(value, image_masks);
       } else {
         out[name] = value;
       }
@@ -179,7 +195,8 @@ class Pi05ParityAdapter : public ParityAdapter {
 
 }  // namespace
 
-std::unique_ptr<ParityAdapter> make_pi05_parity_adapter(const ParityCase& c, const ParityOptions& options) {
+std::unique_ptr<ParityAdapter> make_pi05_parity_adapter(const ParityCase& c,
+                                                        const ParityOptions& options) {
   return std::make_unique<Pi05ParityAdapter>(c, options);
 }
 

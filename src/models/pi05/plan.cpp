@@ -33,7 +33,7 @@ bool glob(std::string_view pattern, std::string_view text) {
 
 /// The last prefix layer feeds keys and values only; the prefix norm feeds nothing.
 bool is_dead(std::string_view name, int64_t depth) {
-  if (name == std::string(kPrefixStream) + "norm.weight") return true;
+  if (name == fmt::format("{}norm.weight", kPrefixStream)) return true;
   const std::string last = fmt::format("{}layers.{}.", kPrefixStream, depth - 1);
   if (!name.starts_with(last)) return false;
   const std::string_view rest = name.substr(last.size());
@@ -48,12 +48,13 @@ std::string unit_of(const std::string& name) {
   };
   constexpr std::string_view kVision =
       "paligemma_with_expert.paligemma.model.vision_tower.vision_model.";
-  const std::string vision_layer = std::string(kVision) + "encoder.layers.";
-  const std::string prefix_layer = std::string(kPrefixStream) + "layers.";
+  const std::string vision_layer = fmt::format("{}encoder.layers.", kVision);
+  const std::string prefix_layer = fmt::format("{}layers.", kPrefixStream);
   const std::string expert_layer = "paligemma_with_expert.gemma_expert.model.layers.";
   if (name.starts_with(vision_layer)) return "vision." + layer_after(vision_layer);
-  if (name.starts_with(std::string(kVision) + "embeddings.")) return "vision.embeddings";
-  if (name.starts_with(kVision)) return "prefix.embeddings";  // post_layernorm, beside the projector
+  if (name.starts_with(fmt::format("{}embeddings.", kVision))) return "vision.embeddings";
+  if (name.starts_with(kVision))
+    return "prefix.embeddings";  // post_layernorm, beside the projector
   if (name.starts_with(prefix_layer)) return "joint." + layer_after(prefix_layer);
   if (name.starts_with(expert_layer)) return "joint." + layer_after(expert_layer);
   if (name.starts_with("paligemma_with_expert.paligemma.model.multi_modal_projector.") ||
@@ -74,8 +75,8 @@ std::vector<Pi05Unit> pi05_units(const Pi05Model& model) {
   std::vector<Pi05Unit> units;
   for (const auto& [name, tensor] : model.named_parameters()) {
     const std::string unit = unit_of(name);
-    const auto it = std::find_if(units.begin(), units.end(),
-                                 [&](const Pi05Unit& u) { return u.name == unit; });
+    const auto it =
+        std::find_if(units.begin(), units.end(), [&](const Pi05Unit& u) { return u.name == unit; });
     if (it == units.end()) {
       units.push_back({unit, {name}});
     } else {
@@ -107,7 +108,8 @@ std::vector<ParamInfo> pi05_parameters(const Pi05Model& model) {
       matched = true;
     }
     LS_CHECK(matched, ConfigError,
-             "model.freeze: '{}' matches no parameter; use 'vision', 'expert_only', a dotted prefix such as "
+             "model.freeze: '{}' matches no parameter; use 'vision', 'expert_only', a dotted "
+             "prefix such as "
              "'paligemma_with_expert.gemma_expert.model.layers.0' or a pattern with * and ?",
              rule);
   }

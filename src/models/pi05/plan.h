@@ -1,5 +1,6 @@
 #pragma once
-// The ordered units of the network, for recomputation, sharding and overlap, and the role of every parameter.
+// The ordered units of the network, for recomputation, sharding and overlap, and the role of every
+// parameter.
 
 #include <string>
 #include <vector>
@@ -16,12 +17,12 @@ struct Pi05Unit {
   std::vector<std::string> parameters;
 };
 
-/// Vision embeddings, vision layers, projector and token embedding, joint layers (both streams), heads. Every parameter
-/// is in exactly one unit.
+/// Vision embeddings, vision layers, projector and token embedding, joint layers (both streams),
+/// heads. Every parameter is in exactly one unit.
 std::vector<Pi05Unit> pi05_units(const Pi05Model& model);
 
-/// Role of a parameter: frozen by configuration, dead by structure, decay only, or trainable. Throws ConfigError when a
-/// freeze pattern matches nothing or nothing is left to train.
+/// Role of a parameter: frozen by configuration, dead by structure, decay only, or trainable.
+/// Throws ConfigError when a freeze pattern matches nothing or nothing is left to train.
 std::vector<ParamInfo> pi05_parameters(const Pi05Model& model);
 
 /// Glob with * and ?, or a dotted prefix of the name.

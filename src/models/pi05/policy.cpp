@@ -25,7 +25,8 @@ const Pi05Batch& pi05_batch(const Batch& batch) {
 Pi05Policy::Pi05Policy(const Pi05Config& config, const BuildOptions& options)
     : model_((config.check(), config), options.dtype) {
   LS_CHECK(config.parity == "openpi" || config.action_dim > 0, ConfigError,
-           "model.parity loongforge averages the loss over the real action dims, but model.action_dim is 0 and no "
+           "model.parity loongforge averages the loss over the real action dims, but "
+           "model.action_dim is 0 and no "
            "dataset has set it");
   if (options.device.type() != at::kMeta) model_.initialise(options.device, options.seed);
   parameters_ = pi05_parameters(model_);

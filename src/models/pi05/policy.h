@@ -26,12 +26,13 @@ class Pi05Policy : public Policy {
 
   /// The terms behind loss(): injected or drawn noise and time.
   Pi05Flow flow(const Pi05Batch& batch, const DrawKey& key) const;
-  /// Mean of flow.elem over what the preset counts: all padded dims (openpi) or the real ones (loongforge), all steps or
-  /// those inside the episode (mask_action_padding). [] fp32.
+  /// Mean of flow.elem over what the preset counts: all padded dims (openpi) or the real ones
+  /// (loongforge), all steps or those inside the episode (mask_action_padding). [] fp32.
   at::Tensor reduce(const Pi05Flow& flow, const Pi05Batch& batch) const;
 
  private:
-  /// Adds nothing, but ties parameters that this batch cannot reach into the graph, so that they get zero gradients.
+  /// Adds nothing, but ties parameters that this batch cannot reach into the graph, so that they
+  /// get zero gradients.
   at::Tensor with_unreached_parameters(at::Tensor loss, const Pi05Batch& batch) const;
   at::Tensor real_dims(const at::Tensor& actions) const;
 

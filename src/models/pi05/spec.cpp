@@ -14,25 +14,30 @@ namespace fs = std::filesystem;
 
 const Pi05Config& own_config(const ModelConfig& config) {
   const auto* own = dynamic_cast<const Pi05Config*>(&config);
-  LS_CHECK(own != nullptr, InternalError, "pi05: the configuration belongs to family '{}'", config.family);
+  LS_CHECK(own != nullptr, InternalError, "pi05: the configuration belongs to family '{}'",
+           config.family);
   return *own;
 }
 
 fs::path tokenizer_path(const Pi05Config& config) {
   if (config.tokenizer) return *config.tokenizer;
   if (config.checkpoint) {
-    const fs::path base = fs::is_directory(*config.checkpoint) ? fs::path(*config.checkpoint)
-                                                               : fs::path(*config.checkpoint).parent_path();
+    const fs::path base = fs::is_directory(*config.checkpoint)
+                              ? fs::path(*config.checkpoint)
+                              : fs::path(*config.checkpoint).parent_path();
     for (const char* name : {"tokenizer.model", "paligemma_tokenizer.model"}) {
       if (fs::exists(base / name)) return base / name;
     }
-    throw ConfigError(fmt::format(
-        "model.tokenizer is null and there is no tokenizer.model in {}; set model.tokenizer to the SentencePiece model "
-        "(paligemma_tokenizer.model for public checkpoints)",
-        base.string()));
+    throw ConfigError(
+        fmt::format("model.tokenizer is null and there is no tokenizer.model in {}; set "
+                    "model.tokenizer to the SentencePiece model "
+                    "(paligemma_tokenizer.model for public checkpoints)",
+                    base.string()));
   }
-  throw ConfigError("model.tokenizer is null and there is no checkpoint to take it from; set model.tokenizer to a "
-                    "SentencePiece model");
+  throw ConfigError(
+      "model.tokenizer is null and there is no checkpoint to take it from; set model.tokenizer to "
+      "a "
+      "SentencePiece model");
 }
 
 class Pi05Family : public ModelFamily {
@@ -41,13 +46,17 @@ class Pi05Family : public ModelFamily {
   std::string summary() const override {
     return "Pi0.5 and Pi0: SigLIP, Gemma prefix and flow-matching action expert";
   }
-  std::unique_ptr<ModelConfig> make_config() const override { return std::make_unique<Pi05Config>(); }
+  std::unique_ptr<ModelConfig> make_config() const override {
+    return std::make_unique<Pi05Config>();
+  }
 
-  std::unique_ptr<Policy> build(const ModelConfig& config, const BuildOptions& options) const override {
+  std::unique_ptr<Policy> build(const ModelConfig& config,
+                                const BuildOptions& options) const override {
     return std::make_unique<Pi05Policy>(own_config(config), options);
   }
 
-  std::unique_ptr<Transform> make_transform(const ModelConfig& config, const data::Dataset& dataset) const override {
+  std::unique_ptr<Transform> make_transform(const ModelConfig& config,
+                                            const data::Dataset& dataset) const override {
     const Pi05Config& own = own_config(config);
     own.check();
     const Pi05Sizes sizes = own.sizes();
@@ -63,7 +72,9 @@ class Pi05Family : public ModelFamily {
     options.slots = own.slots();
     options.cameras = own.data.cameras;
     options.resize = data::parse_resize_flavour(own.resize);
-    const std::string mode = own.normalization == "auto" ? (own.is_pi05() ? "quantiles" : "mean_std") : own.normalization;
+    const std::string mode = own.normalization == "auto"
+                                 ? (own.is_pi05() ? "quantiles" : "mean_std")
+                                 : own.normalization;
     options.state_norm = options.action_norm = data::parse_norm_mode(mode);
     options.norm_flavour = data::parse_norm_flavour(own.norm_flavour);
     options.discrete_state = own.discrete_state;
@@ -74,17 +85,22 @@ class Pi05Family : public ModelFamily {
     return std::make_unique<Pi05Transform>(options, dataset);
   }
 
-  std::string export_config_json(const ModelConfig& config, const data::Dataset& dataset) const override {
+  std::string export_config_json(const ModelConfig& config,
+                                 const data::Dataset& dataset) const override {
     const Pi05Config& own = own_config(config);
     const data::Feature* action = dataset.find_feature(own.action_feature);
     const data::Feature* state = dataset.find_feature(own.state_feature);
     std::vector<std::string> cameras;
-    for (const auto& [slot, camera] : resolve_camera_slots(own.slots(), own.data.cameras, dataset.cameras())) {
+    for (const auto& [slot, camera] :
+         resolve_camera_slots(own.slots(), own.data.cameras, dataset.cameras())) {
       if (!camera.empty()) cameras.push_back(slot);
     }
     const bool reads_state = !own.is_pi05() || own.discrete_state;
     return pi05_export_config(own, action != nullptr ? action->width() : own.action_dim,
-                              !reads_state ? 0 : state != nullptr ? state->width() : own.state_dim, cameras);
+                              !reads_state       ? 0
+                              : state != nullptr ? state->width()
+                                                 : own.state_dim,
+                              cameras);
   }
 
   std::unique_ptr<ModelConfig> import_config_json(const fs::path& path) const override {
