@@ -206,7 +206,7 @@ void Pi05Config::bind_dataset(const data::Dataset& dataset) {
   const auto bind = [&](int64_t& dim, const std::string& name, std::string_view key) {
     const data::Feature* feature = dataset.find_feature(name);
     if (feature == nullptr) return;  // the transform reports missing features with all names
-    LS_CHECK(dim == 0 || dim == feature->width(), ConfigError,
+    LS_CHECK(dim == 0 || dim == feature->width(), DataError,
              "model.{} is {}, but '{}' of {} has {} dimensions; set it to 0 to take the dataset's",
              key, dim, name, dataset.root().string(), feature->width());
     dim = feature->width();
@@ -219,7 +219,7 @@ void Pi05Config::check() const {
   const Pi05Sizes s = sizes();
   LS_CHECK(family == "pi05", ConfigError,
            "model.family is '{}'; this is the configuration of 'pi05'", family);
-  LS_CHECK(action_dim <= s.max_action_dim, ConfigError,
+  LS_CHECK(action_dim <= s.max_action_dim, DataError,
            "the data has {} action dimensions but model.max_action_dim is {}; raise max_action_dim "
            "(32 is what public "
            "checkpoints have)",
