@@ -15,7 +15,8 @@ namespace {
 namespace fs = std::filesystem;
 
 bool looks_like_weights(const fs::path& path) {
-  return fs::exists(path / "model.safetensors") || fs::exists(path / "model.safetensors.index.json");
+  return fs::exists(path / "model.safetensors") ||
+         fs::exists(path / "model.safetensors.index.json");
 }
 
 /// A run folder points to its newest checkpoint through `latest`.
@@ -36,8 +37,10 @@ int inspect(const fs::path& path, bool list_all, bool json) {
     }
     return inspect_dataset(path, json);
   }
-  LS_CHECK(path.extension() == ".safetensors" || path.string().ends_with(".safetensors.index.json"), ConfigError,
-           "{}: not something longship can describe; give a dataset folder, a run or checkpoint folder, or a .safetensors file",
+  LS_CHECK(path.extension() == ".safetensors" || path.string().ends_with(".safetensors.index.json"),
+           ConfigError,
+           "{}: not something longship can describe; give a dataset folder, a run or checkpoint "
+           "folder, or a .safetensors file",
            path.string());
   return inspect_weights(path, list_all, json);
 }
@@ -51,11 +54,17 @@ void add_inspect_command(CLI::App& app, std::function<int()>& action) {
     bool json = false;
   };
   auto options = std::make_shared<Options>();
-  CLI::App* command = app.add_subcommand("inspect", "Describe a dataset, a run, a checkpoint or a .safetensors file");
-  command->add_option("path", options->path, "Dataset folder, run folder, checkpoint folder or .safetensors file")->required();
+  CLI::App* command = app.add_subcommand(
+      "inspect", "Describe a dataset, a run, a checkpoint or a .safetensors file");
+  command
+      ->add_option("path", options->path,
+                   "Dataset folder, run folder, checkpoint folder or .safetensors file")
+      ->required();
   command->add_flag("--all", options->all, "List every tensor instead of one line per group");
   command->add_flag("--json", options->json, "Print JSON");
-  command->callback([options, &action] { action = [options] { return inspect(options->path, options->all, options->json); }; });
+  command->callback([options, &action] {
+    action = [options] { return inspect(options->path, options->all, options->json); };
+  });
 }
 
 }  // namespace longship::apps

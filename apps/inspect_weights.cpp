@@ -42,27 +42,31 @@ void print_groups(const io::Weights& weights) {
   std::sort(order.begin(), order.end());
   fmt::print("\n  {:>8} {:>14}  module (* = every layer)\n", "tensors", "parameters");
   for (const auto& key : order) {
-    fmt::print("  {:>8} {:>14}  {}\n", groups[key].num_tensors, with_thousands(groups[key].num_elements), key);
+    fmt::print("  {:>8} {:>14}  {}\n", groups[key].num_tensors,
+               with_thousands(groups[key].num_elements), key);
   }
 }
 
 void print_all(const io::Weights& weights) {
   fmt::print("\n  {:<6} {:<22} name\n", "dtype", "shape");
   for (const auto& info : weights.tensors()) {
-    fmt::print("  {:<6} {:<22} {}\n", io::dtype_name(info.dtype), fmt::format("[{}]", fmt::join(info.shape, ", ")), info.name);
+    fmt::print("  {:<6} {:<22} {}\n", io::dtype_name(info.dtype),
+               fmt::format("[{}]", fmt::join(info.shape, ", ")), info.name);
   }
 }
 
 std::map<std::string, int64_t> elements_per_dtype(const io::Weights& weights) {
   std::map<std::string, int64_t> count;
-  for (const auto& info : weights.tensors()) count[std::string(io::dtype_name(info.dtype))] += info.numel();
+  for (const auto& info : weights.tensors())
+    count[std::string(io::dtype_name(info.dtype))] += info.numel();
   return count;
 }
 
 nlohmann::json to_json(const io::Weights& weights) {
   nlohmann::json tensors = nlohmann::json::array();
   for (const auto& info : weights.tensors()) {
-    tensors.push_back({{"name", info.name}, {"dtype", io::dtype_name(info.dtype)}, {"shape", info.shape}});
+    tensors.push_back(
+        {{"name", info.name}, {"dtype", io::dtype_name(info.dtype)}, {"shape", info.shape}});
   }
   return {{"kind", "weights"},
           {"path", weights.path().string()},
@@ -83,11 +87,14 @@ int inspect_weights(const std::filesystem::path& path, bool list_all, bool json)
   }
   int64_t elements = 0;
   for (const auto& [dtype, count] : elements_per_dtype(weights)) elements += count;
-  fmt::print("{}\n  {} tensors, {} parameters ({}), {} in {} file{}\n", weights.path().string(), weights.tensors().size(),
-             with_thousands(elements), human_count(static_cast<double>(elements)), human_bytes(weights.total_bytes()),
+  fmt::print("{}\n  {} tensors, {} parameters ({}), {} in {} file{}\n", weights.path().string(),
+             weights.tensors().size(), with_thousands(elements),
+             human_count(static_cast<double>(elements)), human_bytes(weights.total_bytes()),
              weights.files().size(), weights.files().size() == 1 ? "" : "s");
-  for (const auto& [dtype, count] : elements_per_dtype(weights)) fmt::print("  {:<8} {}\n", dtype, with_thousands(count));
-  for (const auto& [key, value] : weights.metadata()) fmt::print("  {}: {}\n", key, printable(value, 200));
+  for (const auto& [dtype, count] : elements_per_dtype(weights))
+    fmt::print("  {:<8} {}\n", dtype, with_thousands(count));
+  for (const auto& [key, value] : weights.metadata())
+    fmt::print("  {}: {}\n", key, printable(value, 200));
   if (list_all) {
     print_all(weights);
   } else {

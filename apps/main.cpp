@@ -1,7 +1,8 @@
-// The program: parses the command line, runs one subcommand, turns errors into messages and exit codes.
-#include <CLI/CLI.hpp>
+// The program: parses the command line, runs one subcommand, turns errors into messages and exit
+// codes.
 #include <c10/util/Exception.h>
 #include <fmt/core.h>
+#include <CLI/CLI.hpp>
 
 #include <exception>
 #include <functional>
@@ -16,7 +17,8 @@
 
 namespace {
 
-constexpr const char* kFooter = R"(Exit codes: 0 ok, 1 other (also: a parity case failed), 2 configuration or usage, 3 data,
+constexpr const char* kFooter =
+    R"(Exit codes: 0 ok, 1 other (also: a parity case failed), 2 configuration or usage, 3 data,
 4 checkpoint or weights, 5 device or out of memory, 6 non-finite numbers, 130 interrupted after a clean save.
 
 First steps: scripts/demo.sh trains a small Pi0.5 on the shipped PushT episodes;
@@ -55,13 +57,15 @@ int main(int argc, char** argv) {
   } catch (const longship::Error& e) {
     return report(e.what(), e.code());
   } catch (const c10::OutOfMemoryError& e) {
-    return report(fmt::format("out of device memory: {}; use a smaller train.micro_batch", e.what_without_backtrace()),
+    return report(fmt::format("out of device memory: {}; use a smaller train.micro_batch",
+                              e.what_without_backtrace()),
                   ExitCode::kDevice);
   } catch (const c10::Error& e) {
     return report(fmt::format("tensor library: {}", e.what_without_backtrace()), ExitCode::kOther);
   } catch (const std::bad_alloc&) {
-    return report("out of host memory; use a smaller train.micro_batch, fewer workers or a smaller model",
-                  ExitCode::kDevice);
+    return report(
+        "out of host memory; use a smaller train.micro_batch, fewer workers or a smaller model",
+        ExitCode::kDevice);
   } catch (const std::exception& e) {
     return report(e.what(), ExitCode::kOther);
   }

@@ -535,6 +535,8 @@ std::vector<StoredPicture> ParquetTable::pictures(std::string_view name) const {
   return pictures;
 }
 
-std::string arrow_version() { return arrow::GetBuildInfo().version_string; }
+std::string arrow_version() {
+  return arrow::GetBuildInfo().version_string;
+}
 
 }  // namespace longship::io

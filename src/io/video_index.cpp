@@ -230,6 +230,8 @@ int64_t VideoIndex::decode_cost(int64_t frame_idx) const {
   return impl_->packet_of_frame[i] - impl_->start_of_frame[i] + 1;
 }
 
-std::string ffmpeg_version() { return av_version_info(); }
+std::string ffmpeg_version() {
+  return av_version_info();
+}
 
 }  // namespace longship::io

@@ -15,6 +15,7 @@ struct RmsNormShape {
 };
 
 /// Throws ShapeError naming the operator, the argument, and the expected and given shapes.
-RmsNormShape check_rms_norm(const at::Tensor& x, const at::Tensor& scale, const std::optional<at::Tensor>& shift);
+RmsNormShape check_rms_norm(const at::Tensor& x, const at::Tensor& scale,
+                            const std::optional<at::Tensor>& shift);
 
 }  // namespace longship::ops

@@ -10,8 +10,8 @@ namespace longship::runtime {
 /// True when this build has CUDA and a usable device is present.
 bool cuda_available();
 
-/// "auto" (CUDA when available, else CPU), "cpu", "cuda" or "cuda:N". Throws ConfigError for other words and DeviceError
-/// when the asked device is not there.
+/// "auto" (CUDA when available, else CPU), "cpu", "cuda" or "cuda:N". Throws ConfigError for other
+/// words and DeviceError when the asked device is not there.
 c10::Device parse_device(const std::string& text);
 
 /// A line for logs, e.g. "CPU, 2 threads" or "NVIDIA H200 (139.8 GiB)".

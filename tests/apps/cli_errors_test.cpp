@@ -14,7 +14,8 @@ using ::testing::HasSubstr;
 constexpr const char* kRecipe = "configs/pi05/tiny_test.yaml";
 
 ProcessResult train(const std::string& run_name, std::vector<std::string> overrides) {
-  std::vector<std::string> arguments = {"train", kRecipe, "output_dir=" + scratch_dir(run_name).string() + "/run"};
+  std::vector<std::string> arguments = {"train", kRecipe,
+                                        "output_dir=" + scratch_dir(run_name).string() + "/run"};
   arguments.insert(arguments.end(), overrides.begin(), overrides.end());
   return run(longship(arguments));
 }
@@ -40,7 +41,8 @@ TEST(CliHelp, EverySubcommandExplainsItself) {
 TEST(CliHelp, VersionNamesTheLibraries) {
   const ProcessResult result = run(longship({"--version"}));
   EXPECT_EQ(result.exit_code, 0);
-  for (const char* name : {"longship 0.", "LibTorch 2.11", "CUDA", "Arrow", "FFmpeg", "SentencePiece"}) {
+  for (const char* name :
+       {"longship 0.", "LibTorch 2.11", "CUDA", "Arrow", "FFmpeg", "SentencePiece"}) {
     EXPECT_THAT(result.output, HasSubstr(name));
   }
 }
@@ -140,7 +142,8 @@ TEST(CliData, PromptLongerThanTheTokenLimit) {
 }
 
 TEST(CliData, UnknownCameraListsBothSides) {
-  const ProcessResult result = train("no_camera", {"data.cameras.base_0_rgb=observation.images.front"});
+  const ProcessResult result =
+      train("no_camera", {"data.cameras.base_0_rgb=observation.images.front"});
   EXPECT_NE(result.exit_code, 0);
   EXPECT_THAT(result.output, HasSubstr("observation.images.front"));
   EXPECT_THAT(result.output, HasSubstr("observation.images.top"));
@@ -160,7 +163,9 @@ TEST(CliWeights, CorruptSafetensorsInInspectAndTrain) {
 }
 
 TEST(CliWeights, WeightsOfOtherSizesListEveryTensor) {
-  const ProcessResult result = train("other_sizes", {"model.checkpoint=" + golden_path("pi05/tiny_train/weights.safetensors").string()});
+  const ProcessResult result =
+      train("other_sizes",
+            {"model.checkpoint=" + golden_path("pi05/tiny_train/weights.safetensors").string()});
   EXPECT_EQ(result.exit_code, 4);
   EXPECT_THAT(result.output, HasSubstr("lm_head.weight"));
   EXPECT_THAT(result.output, HasSubstr("800"));

@@ -17,8 +17,10 @@ namespace {
 namespace fs = std::filesystem;
 using ::testing::HasSubstr;
 
-std::vector<std::string> train_arguments(const fs::path& run, std::vector<std::string> overrides = {}) {
-  std::vector<std::string> arguments = {"train", "configs/pi05/tiny_test.yaml", "output_dir=" + run.string()};
+std::vector<std::string> train_arguments(const fs::path& run,
+                                         std::vector<std::string> overrides = {}) {
+  std::vector<std::string> arguments = {"train", "configs/pi05/tiny_test.yaml",
+                                        "output_dir=" + run.string()};
   arguments.insert(arguments.end(), overrides.begin(), overrides.end());
   return arguments;
 }
@@ -29,7 +31,8 @@ std::map<int64_t, std::string> losses(const fs::path& run) {
   std::ifstream file(run / "metrics.jsonl");
   for (std::string line; std::getline(file, line);) {
     const auto entry = nlohmann::json::parse(line);
-    if (entry.contains("loss")) out[entry["step"].get<int64_t>()] = entry["loss"].dump() + " " + entry["grad_norm"].dump();
+    if (entry.contains("loss"))
+      out[entry["step"].get<int64_t>()] = entry["loss"].dump() + " " + entry["grad_norm"].dump();
   }
   return out;
 }
@@ -65,7 +68,8 @@ TEST(CliTrain, LeavesACompleteRunFolder) {
 TEST(CliTrain, TenPlusTenStepsEqualTwentyBitForBit) {
   const fs::path folder = scratch_dir("ten_plus_ten");
   ASSERT_EQ(run(longship(train_arguments(folder / "whole"))).exit_code, 0);
-  const ProcessResult first = run(longship(train_arguments(folder / "parts", {"train.stop_after=10"})));
+  const ProcessResult first =
+      run(longship(train_arguments(folder / "parts", {"train.stop_after=10"})));
   ASSERT_EQ(first.exit_code, 0) << first.output;
   const ProcessResult second = run(longship(train_arguments(folder / "parts", {"data.workers=3"})));
   ASSERT_EQ(second.exit_code, 0) << second.output;
@@ -77,14 +81,19 @@ TEST(CliTrain, TenPlusTenStepsEqualTwentyBitForBit) {
 
 TEST(CliTrain, OrderDoesNotDependOnWorkers) {
   const fs::path folder = scratch_dir("workers");
-  ASSERT_EQ(run(longship(train_arguments(folder / "none", {"data.workers=0", "train.steps=8"}))).exit_code, 0);
-  ASSERT_EQ(run(longship(train_arguments(folder / "three", {"data.workers=3", "train.steps=8"}))).exit_code, 0);
+  ASSERT_EQ(run(longship(train_arguments(folder / "none", {"data.workers=0", "train.steps=8"})))
+                .exit_code,
+            0);
+  ASSERT_EQ(run(longship(train_arguments(folder / "three", {"data.workers=3", "train.steps=8"})))
+                .exit_code,
+            0);
   EXPECT_EQ(losses(folder / "none"), losses(folder / "three"));
 }
 
 TEST(CliTrain, TerminationSavesAndSaysHowToResume) {
   const fs::path run_folder = scratch_dir("sigterm") / "run";
-  const std::vector<std::string> endless = {"train.steps=100000", "checkpoint.every=100000", "optim.schedule.decay_steps=100000"};
+  const std::vector<std::string> endless = {"train.steps=100000", "checkpoint.every=100000",
+                                            "optim.schedule.decay_steps=100000"};
   Process child(longship(train_arguments(run_folder, endless)));
   for (int i = 0; i < 500 && losses(run_folder).size() < 3; ++i) ::usleep(50000);
   child.send(SIGTERM);
@@ -108,7 +117,8 @@ TEST(CliTrain, KillAtAnyMomentLeavesAGoodCheckpoint) {
   for (int attempt = 0; attempt < 6; ++attempt) {
     Process child(longship(train_arguments(run_folder, {"checkpoint.every=1"})));
     const size_t before = losses(run_folder).size();
-    for (int i = 0; i < 400 && losses(run_folder).size() < std::min<size_t>(before + 2, 20); ++i) ::usleep(10000);
+    for (int i = 0; i < 400 && losses(run_folder).size() < std::min<size_t>(before + 2, 20); ++i)
+      ::usleep(10000);
     ::usleep(static_cast<useconds_t>(3000 * attempt));
     child.send(SIGKILL);
     if (child.wait().signal == SIGKILL) ++kills;
@@ -136,7 +146,8 @@ TEST(CliEval, CorruptCheckpoint) {
   ASSERT_EQ(run(longship(train_arguments(run_folder, {"train.steps=2"}))).exit_code, 0);
   const fs::path checkpoint = run_folder / "checkpoints/step_2";
   fs::resize_file(checkpoint / "model.safetensors", 1000);
-  const ProcessResult result = run(longship({"eval", "open-loop", "--checkpoint", checkpoint.string()}));
+  const ProcessResult result =
+      run(longship({"eval", "open-loop", "--checkpoint", checkpoint.string()}));
   EXPECT_EQ(result.exit_code, 4);
   EXPECT_THAT(result.output, HasSubstr("model.safetensors"));
 }
@@ -144,8 +155,9 @@ TEST(CliEval, CorruptCheckpoint) {
 TEST(CliEval, ReportsBothBaselinesAndDrawsAPicture) {
   const fs::path folder = scratch_dir("eval");
   ASSERT_EQ(run(longship(train_arguments(folder / "run", {"train.steps=2"}))).exit_code, 0);
-  const ProcessResult result = run(longship({"eval", "open-loop", "--checkpoint", (folder / "run").string(), "--episodes", "last:1",
-                                             "--draws", "2", "--out", (folder / "out").string()}));
+  const ProcessResult result =
+      run(longship({"eval", "open-loop", "--checkpoint", (folder / "run").string(), "--episodes",
+                    "last:1", "--draws", "2", "--out", (folder / "out").string()}));
   ASSERT_EQ(result.exit_code, 0) << result.output;
   std::ifstream file(folder / "out/open_loop.json");
   const auto report = nlohmann::json::parse(file);
@@ -164,14 +176,15 @@ TEST(CliTrain, UnwritableOutputFolder) {
 
 TEST(CliParity, PassesOnTheReferenceCasesAndFailsOnAChangedOne) {
   const fs::path folder = scratch_dir("parity");
-  const ProcessResult good = run(longship({"parity", golden_path("pi05/tiny_two_cameras").string(), "--json", (folder / "r.json").string()}));
+  const ProcessResult good = run(longship({"parity", golden_path("pi05/tiny_two_cameras").string(),
+                                           "--json", (folder / "r.json").string()}));
   EXPECT_EQ(good.exit_code, 0) << good.output;
   EXPECT_THAT(good.output, HasSubstr("PASS"));
   EXPECT_TRUE(fs::exists(folder / "r.json"));
   const fs::path changed = folder / "changed";
   fs::copy(golden_path("pi05/tiny_train"), changed, fs::copy_options::recursive);
-  fs::copy_file(golden_path("pi05/tiny_two_cameras/expected.safetensors"), changed / "expected.safetensors",
-                fs::copy_options::overwrite_existing);
+  fs::copy_file(golden_path("pi05/tiny_two_cameras/expected.safetensors"),
+                changed / "expected.safetensors", fs::copy_options::overwrite_existing);
   const ProcessResult bad = run(longship({"parity", changed.string()}));
   EXPECT_EQ(bad.exit_code, 1);
   EXPECT_THAT(bad.output, HasSubstr("FAIL"));

@@ -14,11 +14,14 @@ std::vector<c10::OperatorName> our_operators() {
   return names;
 }
 
-TEST(OperatorRegistry, HasOperators) { EXPECT_GE(our_operators().size(), 2u); }
+TEST(OperatorRegistry, HasOperators) {
+  EXPECT_GE(our_operators().size(), 2u);
+}
 
 TEST(OperatorRegistry, EveryOperatorHasCpuMetaAndForwardOnesAutograd) {
   for (const auto& name : our_operators()) {
-    const auto handle = c10::Dispatcher::singleton().findSchemaOrThrow(name.name.c_str(), name.overload_name.c_str());
+    const auto handle = c10::Dispatcher::singleton().findSchemaOrThrow(name.name.c_str(),
+                                                                       name.overload_name.c_str());
     EXPECT_TRUE(handle.hasKernelForDispatchKey(c10::DispatchKey::CPU)) << name.name;
     EXPECT_TRUE(handle.hasKernelForDispatchKey(c10::DispatchKey::Meta)) << name.name;
 #ifdef LS_CUDA_ENABLED

@@ -21,10 +21,13 @@ struct Shape {
   int64_t rows, groups, width;
 };
 
-void PrintTo(const Shape& s, std::ostream* out) { *out << s.rows << "x" << s.width << " groups " << s.groups; }
+void PrintTo(const Shape& s, std::ostream* out) {
+  *out << s.rows << "x" << s.width << " groups " << s.groups;
+}
 
 /// The definition, written with the tensor library.
-at::Tensor composite(const at::Tensor& x, const at::Tensor& scale, const std::optional<at::Tensor>& shift, double eps) {
+at::Tensor composite(const at::Tensor& x, const at::Tensor& scale,
+                     const std::optional<at::Tensor>& shift, double eps) {
   const int64_t groups = scale.dim() == 2 ? scale.size(0) : 1;
   const int64_t width = x.size(-1);
   const at::Tensor grouped = x.reshape({groups, -1, width});
@@ -34,7 +37,8 @@ at::Tensor composite(const at::Tensor& x, const at::Tensor& scale, const std::op
   return y.reshape(x.sizes());
 }
 
-at::Tensor random(std::vector<int64_t> sizes, at::ScalarType type = at::kDouble, at::Device device = at::kCPU) {
+at::Tensor random(std::vector<int64_t> sizes, at::ScalarType type = at::kDouble,
+                  at::Device device = at::kCPU) {
   return at::randn(sizes, at::TensorOptions().dtype(at::kDouble)).to(device, type);
 }
 
@@ -45,8 +49,10 @@ TEST_P(RmsNormShapes, ForwardMatchesDefinition) {
   const at::Tensor x = random({rows, width}, at::kFloat);
   const at::Tensor scale = random({groups, width}, at::kFloat);
   const at::Tensor shift = random({groups, width}, at::kFloat);
-  EXPECT_TRUE(at::allclose(rms_norm(x, scale, shift, 1e-6), composite(x, scale, shift, 1e-6), 1e-5, 1e-5));
-  EXPECT_TRUE(at::allclose(rms_norm(x, scale, std::nullopt, 1e-6), composite(x, scale, std::nullopt, 1e-6), 1e-5, 1e-5));
+  EXPECT_TRUE(
+      at::allclose(rms_norm(x, scale, shift, 1e-6), composite(x, scale, shift, 1e-6), 1e-5, 1e-5));
+  EXPECT_TRUE(at::allclose(rms_norm(x, scale, std::nullopt, 1e-6),
+                           composite(x, scale, std::nullopt, 1e-6), 1e-5, 1e-5));
 }
 
 TEST_P(RmsNormShapes, GradientsMatchCompositeAutograd) {
@@ -65,8 +71,9 @@ TEST_P(RmsNormShapes, GradientsMatchCompositeAutograd) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, RmsNormShapes,
-                         ::testing::Values(Shape{1, 1, 1}, Shape{7, 1, 5}, Shape{64, 1, 33}, Shape{65, 1, 48},
-                                           Shape{130, 1, 128}, Shape{12, 4, 20}, Shape{200, 2, 65}, Shape{6, 6, 17}));
+                         ::testing::Values(Shape{1, 1, 1}, Shape{7, 1, 5}, Shape{64, 1, 33},
+                                           Shape{65, 1, 48}, Shape{130, 1, 128}, Shape{12, 4, 20},
+                                           Shape{200, 2, 65}, Shape{6, 6, 17}));
 
 TEST(RmsNorm, NumericalGradientInFloat64) {
   const at::Tensor x = random({6, 5}).set_requires_grad(true);
@@ -87,7 +94,8 @@ TEST(RmsNorm, NumericalGradientInFloat64) {
       const double down = value().item<double>();
       *element = saved;
       const double numeric = (up - down) / (2 * kStep);
-      EXPECT_NEAR(argument.grad().contiguous().const_data_ptr<double>()[i], numeric, 1e-5 + 1e-3 * std::abs(numeric));
+      EXPECT_NEAR(argument.grad().contiguous().const_data_ptr<double>()[i], numeric,
+                  1e-5 + 1e-3 * std::abs(numeric));
     }
   }
 }
@@ -95,7 +103,8 @@ TEST(RmsNorm, NumericalGradientInFloat64) {
 TEST(RmsNorm, BFloat16RoundsOnlyTheResult) {
   const at::Tensor x = random({40, 64}, at::kBFloat16);
   const at::Tensor scale = random({64}, at::kFloat);
-  const at::Tensor expected = composite(x.to(at::kFloat), scale, std::nullopt, 1e-6).to(at::kBFloat16);
+  const at::Tensor expected =
+      composite(x.to(at::kFloat), scale, std::nullopt, 1e-6).to(at::kBFloat16);
   const at::Tensor y = rms_norm(x, scale, std::nullopt, 1e-6);
   EXPECT_EQ(y.scalar_type(), at::kBFloat16);
   EXPECT_TRUE(at::allclose(y.to(at::kFloat), expected.to(at::kFloat), 8e-3, 1e-6));
@@ -115,7 +124,8 @@ TEST(RmsNorm, SameBitsForAnyNumberOfThreads) {
     gradients.push_back(x.grad());
   }
   at::set_num_threads(saved);
-  for (size_t i = 2; i < gradients.size(); ++i) EXPECT_TRUE(at::equal(gradients[i], gradients[i % 2]));
+  for (size_t i = 2; i < gradients.size(); ++i)
+    EXPECT_TRUE(at::equal(gradients[i], gradients[i % 2]));
 }
 
 TEST(RmsNorm, ZeroRows) {
@@ -125,7 +135,8 @@ TEST(RmsNorm, ZeroRows) {
 
 TEST(RmsNorm, MetaShapesEqualRealShapes) {
   const auto meta = at::TensorOptions().device(at::kMeta);
-  const at::Tensor y = rms_norm(at::empty({3, 4, 16}, meta), at::empty({16}, meta), std::nullopt, 1e-6);
+  const at::Tensor y =
+      rms_norm(at::empty({3, 4, 16}, meta), at::empty({16}, meta), std::nullopt, 1e-6);
   EXPECT_TRUE(y.is_meta());
   EXPECT_EQ(y.sizes(), at::IntArrayRef({3, 4, 16}));
 }
@@ -146,7 +157,8 @@ TEST(RmsNorm, UnevenGroupsAreRefused) {
 TEST(RmsNormGpu, MatchesCpuForwardAndBackward) {
   if (!runtime::cuda_available()) GTEST_SKIP() << "no CUDA device on this machine";
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
-    for (const Shape s : {Shape{7, 1, 5}, Shape{300, 3, 1024}, Shape{65, 1, 2048}, Shape{12, 4, 33}}) {
+    for (const Shape s :
+         {Shape{7, 1, 5}, Shape{300, 3, 1024}, Shape{65, 1, 2048}, Shape{12, 4, 33}}) {
       std::vector<at::Tensor> results[2];
       const at::Tensor x0 = random({s.rows, s.width}, type);
       const at::Tensor scale0 = random({s.groups, s.width}, at::kFloat);
@@ -159,13 +171,15 @@ TEST(RmsNormGpu, MatchesCpuForwardAndBackward) {
         const at::Tensor shift = shift0.to(device).set_requires_grad(true);
         const at::Tensor y = rms_norm(x, scale, shift, 1e-6);
         (y * weight.to(device)).sum().backward();
-        results[on_gpu] = {y.detach().cpu(), x.grad().cpu(), scale.grad().cpu(), shift.grad().cpu()};
+        results[on_gpu] = {y.detach().cpu(), x.grad().cpu(), scale.grad().cpu(),
+                           shift.grad().cpu()};
       }
       const double tolerance = type == at::kFloat ? 2e-5 : 2e-2;
       for (size_t i = 0; i < 4; ++i) {
         const at::Tensor a = results[0][i].to(at::kDouble);
         const at::Tensor b = results[1][i].to(at::kDouble);
-        EXPECT_LE(at::abs(a - b).max().item<double>(), tolerance * std::max(1.0, at::abs(a).max().item<double>()));
+        EXPECT_LE(at::abs(a - b).max().item<double>(),
+                  tolerance * std::max(1.0, at::abs(a).max().item<double>()));
       }
     }
   }

@@ -8,9 +8,13 @@ namespace longship::testing {
 
 namespace fs = std::filesystem;
 
-fs::path source_root() { return fs::path(LS_SOURCE_ROOT); }
+fs::path source_root() {
+  return fs::path(LS_SOURCE_ROOT);
+}
 
-fs::path golden_path(std::string_view name) { return source_root() / "tests/golden" / name; }
+fs::path golden_path(std::string_view name) {
+  return source_root() / "tests/golden" / name;
+}
 
 fs::path dataset_path(std::string_view name) {
   const fs::path shipped = source_root() / "data" / name;

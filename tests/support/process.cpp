@@ -47,7 +47,9 @@ Process::~Process() {
   ::unlink(output_file_.c_str());
 }
 
-void Process::send(int signal) { ::kill(pid_, signal); }
+void Process::send(int signal) {
+  ::kill(pid_, signal);
+}
 
 std::string Process::output() const {
   std::ifstream file(output_file_);
@@ -79,11 +81,14 @@ ProcessResult Process::wait() {
   return result;
 }
 
-ProcessResult run(const std::vector<std::string>& argv) { return Process(argv).wait(); }
+ProcessResult run(const std::vector<std::string>& argv) {
+  return Process(argv).wait();
+}
 
 std::vector<std::string> longship(const std::vector<std::string>& arguments) {
   const char* program = std::getenv("LONGSHIP_PROGRAM");
-  if (program == nullptr) throw std::runtime_error("LONGSHIP_PROGRAM is not set; run the tests through ctest");
+  if (program == nullptr)
+    throw std::runtime_error("LONGSHIP_PROGRAM is not set; run the tests through ctest");
   std::vector<std::string> argv = {program};
   argv.insert(argv.end(), arguments.begin(), arguments.end());
   return argv;

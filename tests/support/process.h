@@ -9,9 +9,9 @@
 namespace longship::testing {
 
 struct ProcessResult {
-  int exit_code = -1;   // -1 when a signal ended it
-  int signal = 0;       // the signal, or 0
-  std::string output;   // standard output and standard error together
+  int exit_code = -1;  // -1 when a signal ended it
+  int signal = 0;      // the signal, or 0
+  std::string output;  // standard output and standard error together
 };
 
 /// A running child. Its output is collected into a file.
@@ -26,7 +26,8 @@ class Process {
   void send(int signal);
   /// What it has printed so far.
   std::string output() const;
-  /// Waits until the output contains `text`; false after `timeout_s` or when the child ended without it.
+  /// Waits until the output contains `text`; false after `timeout_s` or when the child ended
+  /// without it.
   bool wait_for_output(const std::string& text, double timeout_s);
   ProcessResult wait();
 

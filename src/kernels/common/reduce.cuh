@@ -11,7 +11,8 @@ __device__ inline float warp_sum(float value) {
   return value;
 }
 
-/// Sum over the block, returned to every thread. `shared` holds 32 floats. blockDim.x is a multiple of 32.
+/// Sum over the block, returned to every thread. `shared` holds 32 floats. blockDim.x is a multiple
+/// of 32.
 __device__ inline float block_sum(float value, float* shared) {
   value = warp_sum(value);
   const int lane = threadIdx.x & 31;

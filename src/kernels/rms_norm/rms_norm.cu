@@ -12,8 +12,12 @@ constexpr int kRowThreads = 256;
 constexpr int kColumnTile = 32;
 constexpr int kRowLanes = 32;
 
-__device__ inline float to_float(float v) { return v; }
-__device__ inline float to_float(__nv_bfloat16 v) { return __bfloat162float(v); }
+__device__ inline float to_float(float v) {
+  return v;
+}
+__device__ inline float to_float(__nv_bfloat16 v) {
+  return __bfloat162float(v);
+}
 template <class T>
 __device__ inline T from_float(float v);
 template <>
@@ -26,8 +30,8 @@ __device__ inline __nv_bfloat16 from_float<__nv_bfloat16>(float v) {
 }
 
 template <class T>
-__global__ void forward_kernel(const T* x, const float* scale, const float* shift, T* y, float* rstd, int64_t width,
-                               int64_t rows_per_group, float eps) {
+__global__ void forward_kernel(const T* x, const float* scale, const float* shift, T* y,
+                               float* rstd, int64_t width, int64_t rows_per_group, float eps) {
   __shared__ float shared[32];
   const int64_t row = blockIdx.x;
   const int64_t group = row / rows_per_group;
@@ -47,8 +51,8 @@ __global__ void forward_kernel(const T* x, const float* scale, const float* shif
 }
 
 template <class T>
-__global__ void dx_kernel(const T* dy, const T* x, const float* scale, const float* rstd, T* dx, int64_t width,
-                          int64_t rows_per_group) {
+__global__ void dx_kernel(const T* dy, const T* x, const float* scale, const float* rstd, T* dx,
+                          int64_t width, int64_t rows_per_group) {
   __shared__ float shared[32];
   const int64_t row = blockIdx.x;
   const float* scale_row = scale + (row / rows_per_group) * width;
@@ -67,8 +71,8 @@ __global__ void dx_kernel(const T* dy, const T* x, const float* scale, const flo
 }
 
 template <class T>
-__global__ void column_sums_kernel(const T* dy, const T* x, const float* rstd, float* dscale, float* dshift, int64_t width,
-                                   int64_t rows_per_group) {
+__global__ void column_sums_kernel(const T* dy, const T* x, const float* rstd, float* dscale,
+                                   float* dshift, int64_t width, int64_t rows_per_group) {
   __shared__ float scale_part[kRowLanes][kColumnTile + 1];
   __shared__ float shift_part[kRowLanes][kColumnTile + 1];
   const int64_t column = blockIdx.x * kColumnTile + threadIdx.x;
@@ -99,8 +103,8 @@ __global__ void column_sums_kernel(const T* dy, const T* x, const float* rstd, f
 template <class T>
 cudaError_t forward(const RmsNormArgs& a, cudaStream_t stream) {
   forward_kernel<T><<<static_cast<unsigned>(a.num_rows), kRowThreads, 0, stream>>>(
-      static_cast<const T*>(a.x), a.scale, a.shift, static_cast<T*>(a.y), a.rstd, a.width, a.num_rows / a.num_groups,
-      a.eps);
+      static_cast<const T*>(a.x), a.scale, a.shift, static_cast<T*>(a.y), a.rstd, a.width,
+      a.num_rows / a.num_groups, a.eps);
   return cudaGetLastError();
 }
 
@@ -109,11 +113,12 @@ cudaError_t backward(const RmsNormBackwardArgs& a, cudaStream_t stream) {
   const int64_t rows_per_group = a.num_rows / a.num_groups;
   const T* dy = static_cast<const T*>(a.dy);
   const T* x = static_cast<const T*>(a.x);
-  dx_kernel<T><<<static_cast<unsigned>(a.num_rows), kRowThreads, 0, stream>>>(dy, x, a.scale, a.rstd, static_cast<T*>(a.dx),
-                                                                              a.width, rows_per_group);
-  const dim3 grid(static_cast<unsigned>((a.width + kColumnTile - 1) / kColumnTile), static_cast<unsigned>(a.num_groups));
-  column_sums_kernel<T><<<grid, dim3(kColumnTile, kRowLanes), 0, stream>>>(dy, x, a.rstd, a.dscale, a.dshift, a.width,
-                                                                           rows_per_group);
+  dx_kernel<T><<<static_cast<unsigned>(a.num_rows), kRowThreads, 0, stream>>>(
+      dy, x, a.scale, a.rstd, static_cast<T*>(a.dx), a.width, rows_per_group);
+  const dim3 grid(static_cast<unsigned>((a.width + kColumnTile - 1) / kColumnTile),
+                  static_cast<unsigned>(a.num_groups));
+  column_sums_kernel<T><<<grid, dim3(kColumnTile, kRowLanes), 0, stream>>>(
+      dy, x, a.rstd, a.dscale, a.dshift, a.width, rows_per_group);
   return cudaGetLastError();
 }
 
@@ -121,12 +126,14 @@ cudaError_t backward(const RmsNormBackwardArgs& a, cudaStream_t stream) {
 
 cudaError_t rms_norm_forward(const RmsNormArgs& args, cudaStream_t stream) {
   if (args.num_rows == 0 || args.width == 0) return cudaSuccess;
-  return args.element == ElementType::kFloat32 ? forward<float>(args, stream) : forward<__nv_bfloat16>(args, stream);
+  return args.element == ElementType::kFloat32 ? forward<float>(args, stream)
+                                               : forward<__nv_bfloat16>(args, stream);
 }
 
 cudaError_t rms_norm_backward(const RmsNormBackwardArgs& args, cudaStream_t stream) {
   if (args.num_rows == 0 || args.width == 0) return cudaSuccess;
-  return args.element == ElementType::kFloat32 ? backward<float>(args, stream) : backward<__nv_bfloat16>(args, stream);
+  return args.element == ElementType::kFloat32 ? backward<float>(args, stream)
+                                               : backward<__nv_bfloat16>(args, stream);
 }
 
 }  // namespace longship::kernels

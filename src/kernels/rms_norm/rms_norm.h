@@ -11,8 +11,8 @@
 
 namespace longship::kernels {
 
-/// x, y [num_rows, width]; scale, shift [num_groups, width] fp32; row r belongs to group r / (num_rows / num_groups).
-/// shift may be null. All contiguous, on the device of the stream.
+/// x, y [num_rows, width]; scale, shift [num_groups, width] fp32; row r belongs to group r /
+/// (num_rows / num_groups). shift may be null. All contiguous, on the device of the stream.
 struct RmsNormArgs {
   const void* x = nullptr;
   const float* scale = nullptr;
@@ -26,7 +26,8 @@ struct RmsNormArgs {
   ElementType element = ElementType::kFloat32;
 };
 
-/// Gradients. dx [num_rows, width] in the type of x; dscale, dshift [num_groups, width] fp32, overwritten; dshift may be null.
+/// Gradients. dx [num_rows, width] in the type of x; dscale, dshift [num_groups, width] fp32,
+/// overwritten; dshift may be null.
 struct RmsNormBackwardArgs {
   const void* dy = nullptr;
   const void* x = nullptr;

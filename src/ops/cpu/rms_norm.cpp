@@ -14,7 +14,8 @@
 namespace longship::ops {
 namespace {
 
-// Rows per partial sum of dscale and dshift. A constant, so that results do not depend on the number of threads.
+// Rows per partial sum of dscale and dshift. A constant, so that results do not depend on the
+// number of threads.
 constexpr int64_t kRowsPerChunk = 64;
 
 template <class Acc>
@@ -23,8 +24,8 @@ at::ScalarType acc_type() {
 }
 
 template <class T, class Acc>
-void forward(const at::Tensor& x, const at::Tensor& scale, const Acc* shift, double eps, const RmsNormShape& shape,
-             at::Tensor& y, at::Tensor& rstd) {
+void forward(const at::Tensor& x, const at::Tensor& scale, const Acc* shift, double eps,
+             const RmsNormShape& shape, at::Tensor& y, at::Tensor& rstd) {
   const int64_t width = shape.width;
   const int64_t rows_per_group = shape.num_rows / shape.num_groups;
   const T* x_data = x.const_data_ptr<T>();
@@ -43,7 +44,8 @@ void forward(const at::Tensor& x, const at::Tensor& scale, const Acc* shift, dou
       rstd_data[row] = r;
       if (shift == nullptr) {
 #pragma omp simd
-        for (int64_t i = 0; i < width; ++i) out[i] = static_cast<T>(static_cast<Acc>(in[i]) * r * (Acc(1) + s[i]));
+        for (int64_t i = 0; i < width; ++i)
+          out[i] = static_cast<T>(static_cast<Acc>(in[i]) * r * (Acc(1) + s[i]));
       } else {
         const Acc* b = shift + (row / rows_per_group) * width;
 #pragma omp simd
@@ -57,8 +59,8 @@ void forward(const at::Tensor& x, const at::Tensor& scale, const Acc* shift, dou
 
 /// dx of rows [begin, end) and their sums into dscale and dshift (accumulated).
 template <class T, class Acc>
-void backward_rows(const T* dy, const T* x, const Acc* s, const Acc* rstd, T* dx, Acc* dscale, Acc* dshift, int64_t begin,
-                   int64_t end, int64_t width) {
+void backward_rows(const T* dy, const T* x, const Acc* s, const Acc* rstd, T* dx, Acc* dscale,
+                   Acc* dshift, int64_t begin, int64_t end, int64_t width) {
   for (int64_t row = begin; row < end; ++row) {
     const T* g = dy + row * width;
     const T* in = x + row * width;
@@ -78,14 +80,16 @@ void backward_rows(const T* dy, const T* x, const Acc* s, const Acc* rstd, T* dx
     const Acc mean = sum / static_cast<Acc>(width);
 #pragma omp simd
     for (int64_t i = 0; i < width; ++i) {
-      out[i] = static_cast<T>(r * (static_cast<Acc>(g[i]) * (Acc(1) + s[i]) - static_cast<Acc>(in[i]) * r * mean));
+      out[i] = static_cast<T>(
+          r * (static_cast<Acc>(g[i]) * (Acc(1) + s[i]) - static_cast<Acc>(in[i]) * r * mean));
     }
   }
 }
 
 template <class T, class Acc>
-void backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& scale, const at::Tensor& rstd,
-              const RmsNormShape& shape, at::Tensor& dx, at::Tensor& dscale, at::Tensor& dshift, bool has_shift) {
+void backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& scale,
+              const at::Tensor& rstd, const RmsNormShape& shape, at::Tensor& dx, at::Tensor& dscale,
+              at::Tensor& dshift, bool has_shift) {
   const int64_t width = shape.width;
   const int64_t rows_per_group = shape.num_rows / shape.num_groups;
   const int64_t chunks_per_group = (rows_per_group + kRowsPerChunk - 1) / kRowsPerChunk;
@@ -127,13 +131,15 @@ void dispatch(at::ScalarType type, Fn&& fn) {
     case at::kDouble:
       return fn(double{}, double{});
     default:
-      throw ShapeError(fmt::format("rms_norm: dtype {} is not supported on the CPU; use float32, bfloat16 or float64",
-                                   at::toString(type)));
+      throw ShapeError(fmt::format(
+          "rms_norm: dtype {} is not supported on the CPU; use float32, bfloat16 or float64",
+          at::toString(type)));
   }
 }
 
 std::tuple<at::Tensor, at::Tensor> rms_norm_cpu(const at::Tensor& x, const at::Tensor& scale,
-                                                const std::optional<at::Tensor>& shift, double eps) {
+                                                const std::optional<at::Tensor>& shift,
+                                                double eps) {
   const RmsNormShape shape = check_rms_norm(x, scale, shift);
   at::Tensor y = at::empty(x.sizes(), x.options());
   at::Tensor rstd;
@@ -148,8 +154,10 @@ std::tuple<at::Tensor, at::Tensor> rms_norm_cpu(const at::Tensor& x, const at::T
   return {y, rstd};
 }
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor> rms_norm_backward_cpu(const at::Tensor& dy, const at::Tensor& x,
-                                                                     const at::Tensor& scale, const at::Tensor& rstd,
+std::tuple<at::Tensor, at::Tensor, at::Tensor> rms_norm_backward_cpu(const at::Tensor& dy,
+                                                                     const at::Tensor& x,
+                                                                     const at::Tensor& scale,
+                                                                     const at::Tensor& rstd,
                                                                      bool has_shift) {
   const RmsNormShape shape = check_rms_norm(x, scale, std::nullopt);
   at::Tensor dx = at::empty(x.sizes(), x.options());

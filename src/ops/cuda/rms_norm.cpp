@@ -18,19 +18,23 @@ kernels::ElementType element_of(const at::Tensor& x) {
   if (x.scalar_type() == at::kFloat) return kernels::ElementType::kFloat32;
   if (x.scalar_type() == at::kBFloat16) return kernels::ElementType::kBFloat16;
   throw ShapeError(
-      fmt::format("rms_norm: dtype {} is not supported on CUDA; use float32 or bfloat16", at::toString(x.scalar_type())));
+      fmt::format("rms_norm: dtype {} is not supported on CUDA; use float32 or bfloat16",
+                  at::toString(x.scalar_type())));
 }
 
 void check_launch(cudaError_t status, const char* op) {
-  LS_CHECK(status == cudaSuccess, DeviceError, "{}: {} ({})", op, cudaGetErrorString(status), cudaGetErrorName(status));
+  LS_CHECK(status == cudaSuccess, DeviceError, "{}: {} ({})", op, cudaGetErrorString(status),
+           cudaGetErrorName(status));
 }
 
 std::tuple<at::Tensor, at::Tensor> rms_norm_cuda(const at::Tensor& x, const at::Tensor& scale,
-                                                 const std::optional<at::Tensor>& shift, double eps) {
+                                                 const std::optional<at::Tensor>& shift,
+                                                 double eps) {
   const RmsNormShape shape = check_rms_norm(x, scale, shift);
   const c10::cuda::CUDAGuard guard(x.device());
   const at::Tensor scale_fp32 = scale.to(at::kFloat).contiguous();
-  const at::Tensor shift_fp32 = shift.has_value() ? shift->to(at::kFloat).contiguous() : at::Tensor();
+  const at::Tensor shift_fp32 =
+      shift.has_value() ? shift->to(at::kFloat).contiguous() : at::Tensor();
   at::Tensor y = at::empty_like(x);
   at::Tensor rstd = at::empty({shape.num_rows}, x.options().dtype(at::kFloat));
   kernels::RmsNormArgs args;
@@ -48,8 +52,10 @@ std::tuple<at::Tensor, at::Tensor> rms_norm_cuda(const at::Tensor& x, const at::
   return {y, rstd};
 }
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor> rms_norm_backward_cuda(const at::Tensor& dy, const at::Tensor& x,
-                                                                      const at::Tensor& scale, const at::Tensor& rstd,
+std::tuple<at::Tensor, at::Tensor, at::Tensor> rms_norm_backward_cuda(const at::Tensor& dy,
+                                                                      const at::Tensor& x,
+                                                                      const at::Tensor& scale,
+                                                                      const at::Tensor& rstd,
                                                                       bool has_shift) {
   const RmsNormShape shape = check_rms_norm(x, scale, std::nullopt);
   const c10::cuda::CUDAGuard guard(x.device());
@@ -71,7 +77,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> rms_norm_backward_cuda(const at::
   args.num_groups = shape.num_groups;
   args.width = shape.width;
   args.element = element_of(x);
-  check_launch(kernels::rms_norm_backward(args, c10::cuda::getCurrentCUDAStream()), "rms_norm_backward");
+  check_launch(kernels::rms_norm_backward(args, c10::cuda::getCurrentCUDAStream()),
+               "rms_norm_backward");
   return {dx, dscale.to(scale.scalar_type()), dshift.to(scale.scalar_type())};
 }
 

@@ -10,19 +10,25 @@
 namespace longship::ops {
 namespace {
 
-at::ScalarType acc_type(const at::Tensor& x) { return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat; }
+at::ScalarType acc_type(const at::Tensor& x) {
+  return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+}
 
 std::tuple<at::Tensor, at::Tensor> rms_norm_meta(const at::Tensor& x, const at::Tensor& scale,
-                                                 const std::optional<at::Tensor>& shift, double /*eps*/) {
+                                                 const std::optional<at::Tensor>& shift,
+                                                 double /*eps*/) {
   const RmsNormShape shape = check_rms_norm(x, scale, shift);
   return {at::empty_like(x), at::empty({shape.num_rows}, x.options().dtype(acc_type(x)))};
 }
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor> rms_norm_backward_meta(const at::Tensor& /*dy*/, const at::Tensor& x,
-                                                                      const at::Tensor& scale, const at::Tensor& /*rstd*/,
+std::tuple<at::Tensor, at::Tensor, at::Tensor> rms_norm_backward_meta(const at::Tensor& /*dy*/,
+                                                                      const at::Tensor& x,
+                                                                      const at::Tensor& scale,
+                                                                      const at::Tensor& /*rstd*/,
                                                                       bool has_shift) {
   check_rms_norm(x, scale, std::nullopt);
-  return {at::empty_like(x), at::empty_like(scale), has_shift ? at::empty_like(scale) : at::empty({0}, scale.options())};
+  return {at::empty_like(x), at::empty_like(scale),
+          has_shift ? at::empty_like(scale) : at::empty({0}, scale.options())};
 }
 
 TORCH_LIBRARY_IMPL(longship, Meta, m) {
