@@ -50,7 +50,7 @@ bool same_run_without_checkpoint(const Recipe& recipe, const fs::path& folder,
   }
 }
 
-void check_differences(const Recipe& recipe, const StartPlan& plan, const std::string& fingerprint,
+void check_differences(const Recipe& recipe, StartPlan& plan, const std::string& fingerprint,
                        const FamilyLookup& lookup) {
   const fs::path file = *plan.resume_from / "config.yaml";
   LS_CHECK(fs::exists(file), CheckpointError, "{}: has no config.yaml, so it cannot be resumed",
@@ -59,7 +59,7 @@ void check_differences(const Recipe& recipe, const StartPlan& plan, const std::s
   const Recipe before = load_recipe(file, {}, lookup);
   for (const Difference& d : compare(before, recipe)) {
     const std::string line = fmt::format("{}: {} -> {}", d.key, d.before, d.after);
-    if (d.key != "output_dir") log::info("changed since the checkpoint: {}", line);
+    if (d.key != "output_dir") plan.notes.push_back("changed since the checkpoint: " + line);
     if (d.breaks_exactness) breaking.push_back(line);
   }
   if (plan.state.dataset_fingerprint != fingerprint) {
@@ -86,10 +86,14 @@ StartPlan plan_auto(const Recipe& recipe, const fs::path& folder, const FamilyLo
   const CheckpointStore store(folder);
   std::vector<Rejected> rejected;
   const auto step = store.newest_valid(&rejected);
-  for (const Rejected& r : rejected) {
-    log::warn("checkpoint {} is not used: {}", r.folder.string(), r.reason);
+  if (step) {
+    StartPlan plan = resume_plan(store.folder_of(*step), false);
+    for (const Rejected& r : rejected) {
+      plan.warnings.push_back(
+          fmt::format("checkpoint {} is not used: {}", r.folder.string(), r.reason));
+    }
+    return plan;
   }
-  if (step) return resume_plan(store.folder_of(*step), false);
   if (!rejected.empty()) {
     throw CheckpointError(fmt::format(
         "{}: none of its checkpoints can be used: {}. Start over with --overwrite, or choose "
@@ -98,15 +102,21 @@ StartPlan plan_auto(const Recipe& recipe, const fs::path& folder, const FamilyLo
   }
   LS_CHECK(
       same_run_without_checkpoint(recipe, folder, lookup), ConfigError,
-      "output_dir: {} is not empty and holds no checkpoint to resume; choose another folder, or "
-      "pass --overwrite to remove an earlier run there (only files a run writes are removed)",
+      "output_dir: {} is not empty and holds no checkpoint to resume; choose another folder, "
+      "or pass --overwrite to remove an earlier run there (only files a run writes are removed)",
       folder.string());
-  log::info("{}: an earlier start of this run wrote no checkpoint; starting over", folder.string());
   remove_run(folder);
-  return {};
+  StartPlan plan;
+  plan.notes.push_back("an earlier start of this run wrote no checkpoint; starting over");
+  return plan;
 }
 
 }  // namespace
+
+void StartPlan::report() const {
+  for (const std::string& line : warnings) log::warn("{}", line);
+  for (const std::string& line : notes) log::info("{}", line);
+}
 
 std::string to_json(const TrainerState& s) {
   nlohmann::ordered_json out;

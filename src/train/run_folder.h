@@ -4,6 +4,8 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "train/recipe.h"
 
@@ -32,6 +34,10 @@ struct StartPlan {
   std::optional<std::filesystem::path> resume_from;  // a checkpoint folder
   TrainerState state;                                // of that checkpoint
   bool is_fork = false;                              // it belongs to another run folder
+  std::vector<std::string> warnings, notes;  // for the log of the run, which is opened later
+
+  /// Logs warnings and notes.
+  void report() const;
 };
 
 /// Applies checkpoint.resume and `overwrite` to recipe.output_dir. Compares the recipe with that of

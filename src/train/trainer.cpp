@@ -16,6 +16,7 @@
 #include "base/progress.h"
 #include "base/signals.h"
 #include "base/strings.h"
+#include "base/version.h"
 #include "data/sampler.h"
 #include "data/split.h"
 #include "runtime/device.h"
@@ -70,7 +71,8 @@ class Run {
   void save();
   void finish();
 
-  const Recipe& recipe_;
+  const Recipe& recipe_;  // as given
+  Recipe bound_;          // with what the dataset fills in
   std::shared_ptr<const data::Dataset> dataset_;
   const TrainOptions& options_;
   const FamilyLookup& lookup_;
@@ -96,44 +98,50 @@ class Run {
   double last_lr_ = 0;
 };
 
+// Everything that can be wrong is found before the run folder is touched, an earlier run in it
+// removed or a weight loaded.
 void Run::prepare() {
-  const std::string print = fingerprint(*dataset_);
-  const std::string recipe_yaml =
-      dump(recipe_);  // as given, before the dataset fills what it leaves open
-  const StartPlan plan = plan_start(recipe_, options_.overwrite, print, lookup_);
-  const fs::path folder = recipe_.output_dir;
-  log::init(options_.quiet ? log::Level::kError : log::Level::kInfo, folder / "train.log");
-  store_.remove_partials();
-  const int threads = runtime::set_cpu_threads(static_cast<int>(recipe_.train.threads));
+  const std::string recipe_yaml = dump(recipe_);
+  bound_ = recipe_from(config::parse_yaml_text(recipe_yaml, "resolved recipe"), lookup_);
+  bound_.model->bind_dataset(*dataset_);
   device_ = runtime::parse_device(recipe_.train.device);
-  if (recipe_.train.deterministic) {
-    at::globalContext().setDeterministicAlgorithms(true, false);
-    at::globalContext().setDeterministicCuDNN(true);
-  }
-  log::info("device {}, {} CPU threads, {}", runtime::describe(device_), threads,
-            recipe_.train.dtype);
-  recipe_.model->bind_dataset(*dataset_);
-  transform_ = recipe_.family->make_transform(*recipe_.model, *dataset_);
+  transform_ = bound_.family->make_transform(*bound_.model, *dataset_);
   transform_->check_dataset(*dataset_);
   const data::Split split = data::split_by_episode(*dataset_, recipe_.data.val_episodes);
   stream_ = std::make_unique<data::ShuffledStream>(
       split.train_ids, static_cast<uint64_t>(recipe_.train.seed), recipe_.train.global_batch);
+
+  state_.dataset_fingerprint = fingerprint(*dataset_);
+  const StartPlan plan =
+      plan_start(recipe_, options_.overwrite, state_.dataset_fingerprint, lookup_);
+  const fs::path folder = recipe_.output_dir;
+  log::init(options_.quiet ? log::Level::kError : log::Level::kInfo, folder / "train.log");
+  plan.report();
+  store_.remove_partials();
+  const int threads = runtime::set_cpu_threads(static_cast<int>(recipe_.train.threads));
+  if (recipe_.train.deterministic) {
+    at::globalContext().setDeterministicAlgorithms(true, false);
+    at::globalContext().setDeterministicCuDNN(true);
+  }
+  log::info("longship {}; {}, {} CPU threads, {}", version(), runtime::describe(device_), threads,
+            recipe_.train.dtype);
   log::info("{}: {} samples of {} episodes for training, {} episodes held out",
             dataset_->root().string(), with_thousands(stream_->num_samples()),
             split.train_episodes.size(), split.val_episodes.size());
   build_policy();
-  state_.seed = recipe_.train.seed;
-  state_.global_batch = recipe_.train.global_batch;
   if (plan.resume_from) {
+    const std::string print = state_.dataset_fingerprint;
     state_ = plan.state;
+    state_.dataset_fingerprint = print;
     load_training_state(*plan.resume_from, *policy_, *optimizer_, state_.num_updates);
     log::info("resumed from {} at step {}", plan.resume_from->string(), state_.step);
     outcome_.checkpoint = *plan.resume_from;
     if (!plan.is_fork) saved_step_ = state_.step;
   }
-  state_.dataset_fingerprint = print;
+  state_.seed = recipe_.train.seed;
+  state_.global_batch = recipe_.train.global_batch;
   resumed_step_ = state_.step;
-  contents_ = {&recipe_, recipe_yaml, dataset_.get(), stats_json(*dataset_, *transform_)};
+  contents_ = {&bound_, recipe_yaml, dataset_.get(), stats_json(*dataset_, *transform_)};
   write_file_atomic(folder / "config.yaml", recipe_yaml);
   metrics_ = std::make_unique<MetricsLog>(folder, resumed_step_, recipe_.log.tensorboard);
   say_what_runs();
@@ -145,7 +153,7 @@ void Run::build_policy() {
   build.dtype = parse_dtype(recipe_.train.dtype);
   build.seed = static_cast<uint64_t>(recipe_.train.seed);
   const std::string weights = initial_weights(recipe_);
-  policy_ = recipe_.family->build(*recipe_.model, build);
+  policy_ = bound_.family->build(*bound_.model, build);
   if (!weights.empty()) {
     log::info("weights from {}", weights);
     policy_->load_weights(weights);
@@ -155,7 +163,7 @@ void Run::build_policy() {
   // Masters keep the full fp32 values of the file or of the initialisation, not the rounded ones.
   build.dtype = at::kFloat;
   build.device = at::kCPU;
-  const auto precise = recipe_.family->build(*recipe_.model, build);
+  const auto precise = bound_.family->build(*bound_.model, build);
   if (!weights.empty()) precise->load_weights(weights);
   for (const models::ParamInfo& info : precise->parameters()) {
     optimizer_->set_master(info.name, info.tensor);

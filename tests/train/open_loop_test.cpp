@@ -19,7 +19,7 @@ namespace {
 using testing::fake_recipe;
 using ::testing::HasSubstr;
 
-struct Setup {
+struct Fixture {
   std::shared_ptr<const data::Dataset> dataset = testing::make_fake_dataset();
   Recipe recipe = fake_recipe("runs/x");
   std::unique_ptr<models::Transform> transform =
@@ -27,7 +27,7 @@ struct Setup {
   std::unique_ptr<models::Policy> policy = recipe.family->build(*recipe.model, {});
   data::Split split = data::split_by_episode(*dataset, recipe.data.val_episodes);
   OpenLoopOptions options;
-  Setup() {
+  Fixture() {
     options.episodes = split.val_episodes;
     options.train_ids = split.train_ids;
     options.draws = 3;
@@ -37,7 +37,7 @@ struct Setup {
 };
 
 TEST(OpenLoop, BatchSizeAndWorkersDoNotMatter) {
-  Setup s;
+  Fixture s;
   const OpenLoopReport a = s.run();
   s.options.batch = 64;
   s.options.workers = 0;
@@ -48,7 +48,7 @@ TEST(OpenLoop, BatchSizeAndWorkersDoNotMatter) {
 }
 
 TEST(OpenLoop, DrawsAreFixedByTheSeed) {
-  Setup s;
+  Fixture s;
   const OpenLoopReport a = s.run(), b = s.run();
   EXPECT_EQ(a.model.all_steps.mse, b.model.all_steps.mse);
   s.options.seed = 43;
@@ -56,14 +56,14 @@ TEST(OpenLoop, DrawsAreFixedByTheSeed) {
 }
 
 TEST(OpenLoop, MeanOfDrawsIsNoWorseThanOneOnAverage) {
-  Setup s;
+  Fixture s;
   s.options.draws = 16;
   const OpenLoopReport r = s.run();
   EXPECT_LT(r.model.all_steps.total_mse, r.single_draw.all_steps.total_mse);
 }
 
 TEST(OpenLoop, RepeatBaselineIsTheStateWhereDimensionsAreTheSame) {
-  Setup s;
+  Fixture s;
   const OpenLoopReport r = s.run();
   EXPECT_THAT(r.repeat_meaning, HasSubstr("repeat the current observation.state"));
   // By hand, over the validation episode (8 frames, horizon 4).
@@ -92,7 +92,7 @@ TEST(OpenLoop, RepeatBaselineIsTheStateWhereDimensionsAreTheSame) {
 }
 
 TEST(OpenLoop, JsonHoldsEveryNumber) {
-  Setup s;
+  Fixture s;
   OpenLoopReport r = s.run();
   r.checkpoint = "somewhere";
   const auto json = nlohmann::json::parse(to_json(r));
@@ -109,7 +109,7 @@ TEST(OpenLoop, JsonHoldsEveryNumber) {
 }
 
 TEST(OpenLoop, PictureAndSummaryNameWhatTheyShow) {
-  Setup s;
+  Fixture s;
   const OpenLoopReport r = s.run();
   const std::string svg = to_svg(r);
   EXPECT_THAT(svg, HasSubstr("<svg"));
@@ -120,7 +120,7 @@ TEST(OpenLoop, PictureAndSummaryNameWhatTheyShow) {
 }
 
 TEST(OpenLoop, InterruptedProgressEndsWithCode130) {
-  Setup s;
+  Fixture s;
   s.options.progress = [](int64_t, int64_t) { return false; };
   try {
     s.run();

@@ -7,6 +7,7 @@
 
 #include <cmath>
 #include <csignal>
+#include <cstdlib>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <thread>
@@ -22,6 +23,7 @@
 #include "support/paths.h"
 #include "train/checkpoint.h"
 #include "train/metrics.h"
+#include "train/run_folder.h"
 #include "train/session.h"
 #include "train/trainer.h"
 
@@ -88,6 +90,18 @@ TEST_F(RunTest, WritesTheWholeRunFolder) {
       found = found || (scalar.tag == "train/loss" && scalar.step == 20);
   }
   EXPECT_TRUE(found);
+}
+
+TEST_F(RunTest, TheLossFalls) {
+  const TrainOutcome outcome =
+      run({"train.steps=300", "optim.lr=0.05", "optim.schedule={name: constant}",
+           "checkpoint.every=null", "log.every=100"});
+  const auto mean = [&](size_t from, size_t to) {
+    double sum = 0;
+    for (size_t i = from; i < to; ++i) sum += outcome.losses[i];
+    return sum / static_cast<double>(to - from);
+  };
+  EXPECT_LT(mean(250, 300), 0.8 * mean(0, 50));
 }
 
 TEST_F(RunTest, MetricsHaveTheirKeysAndValues) {
@@ -209,26 +223,58 @@ TEST_F(RunTest, UnwritableOutputFolderIsAConfigError) {
   EXPECT_THROW(run(), ConfigError);
 }
 
+// A training in its own process, as a fresh start of the program: this binary again, running
+// ChildProcess.Train.
+pid_t start_child(const fs::path& folder, const std::string& every, int64_t delay_ms) {
+  const pid_t child = ::fork();
+  if (child != 0) return child;
+  ::setenv("LS_CHILD_RUN", folder.c_str(), 1);
+  ::setenv("LS_CHILD_EVERY", every.c_str(), 1);
+  ::setenv("LS_CHILD_DELAY_MS", std::to_string(delay_ms).c_str(), 1);
+  ::execl("/proc/self/exe", "child", "--gtest_filter=ChildProcess.DISABLED_Train",
+          "--gtest_also_run_disabled_tests", nullptr);
+  ::_exit(98);
+}
+
+std::vector<std::string> child_overrides(const std::string& every) {
+  return {"checkpoint.every=" + every, "train.steps=25", "data.workers=1"};
+}
+
+TEST(ChildProcess, DISABLED_Train) {
+  if (std::getenv("LS_CHILD_RUN") == nullptr) GTEST_SKIP() << "started by other tests";
+  testing::set_step_delay_ms(std::stoll(std::getenv("LS_CHILD_DELAY_MS")));
+  TrainOptions options;
+  options.quiet = true;
+  options.command = "longship train fake.yaml";
+  const Recipe recipe =
+      fake_recipe(std::getenv("LS_CHILD_RUN"), child_overrides(std::getenv("LS_CHILD_EVERY")));
+  const TrainOutcome outcome =
+      train(recipe, testing::make_fake_dataset(), options, fake_families());
+  ::_exit(outcome.interrupted ? 130 : 0);
+}
+
+int64_t num_lines(const fs::path& file) {
+  std::ifstream in(file);
+  int64_t n = 0;
+  for (std::string line; std::getline(in, line);) ++n;
+  return n;
+}
+
+// Until the child has written `lines` records; false when it ended before.
+bool wait_for_records(const fs::path& file, int64_t lines, pid_t child) {
+  for (int i = 0; i < 6000; ++i) {
+    if (num_lines(file) >= lines) return true;
+    if (::waitpid(child, nullptr, WNOHANG) != 0) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  return false;
+}
+
 // SIGTERM in the middle: the step ends, a checkpoint is written, and the run goes on from there to
 // the same end.
 TEST_F(RunTest, SignalSavesAndTheRunResumes) {
-  const std::vector<std::string> overrides = {"checkpoint.every=null", "train.steps=25",
-                                              "data.workers=1"};
-  const pid_t child = ::fork();
-  ASSERT_GE(child, 0);
-  if (child == 0) {
-    testing::set_step_delay_ms(20);
-    try {
-      const TrainOutcome outcome = run(overrides);
-      ::_exit(outcome.interrupted ? 130 : 0);
-    } catch (...) {
-      ::_exit(99);
-    }
-  }
-  const fs::path metrics = run_ / "metrics.jsonl";
-  for (int i = 0; i < 500 && (!fs::exists(metrics) || fs::file_size(metrics) < 200); ++i) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  }
+  const pid_t child = start_child(run_, "null", 20);
+  ASSERT_TRUE(wait_for_records(run_ / "metrics.jsonl", 3, child));
   ::kill(child, SIGTERM);
   int status = 0;
   ::waitpid(child, &status, 0);
@@ -239,44 +285,31 @@ TEST_F(RunTest, SignalSavesAndTheRunResumes) {
   EXPECT_LT(*saved, 25);
   EXPECT_THAT(read_file(run_ / "train.log", 1 << 20),
               HasSubstr("resume with: longship train fake.yaml"));
-  const TrainOutcome rest = run(overrides);
+  const TrainOutcome rest = run(child_overrides("null"));
   EXPECT_EQ(static_cast<int64_t>(rest.losses.size()), 25 - *saved);
   const auto interrupted = io::load_tensors(run_ / "latest/model.safetensors");
   run_ = run_.parent_path() / "whole";
-  run(overrides);
-  EXPECT_TRUE(interrupted.at("net.weight")
-                  .equal(io::load_tensors(run_ / "latest/model.safetensors").at("net.weight")));
+  run(child_overrides("null"));
+  const auto whole = io::load_tensors(run_ / "latest/model.safetensors");
+  EXPECT_TRUE(interrupted.at("net.weight").equal(whole.at("net.weight")));
 }
 
-// kill -9 in the middle of training with frequent checkpoints: the same command goes on and ends
-// the same.
+// kill -9 while checkpoints are written at every step: the same command goes on and ends the same.
 TEST_F(RunTest, KillNineAndTheSameCommandEndTheSame) {
-  const std::vector<std::string> overrides = {"checkpoint.every=1", "train.steps=25",
-                                              "data.workers=1"};
-  for (int round = 0; round < 4; ++round) {
-    const pid_t child = ::fork();
-    ASSERT_GE(child, 0);
-    if (child == 0) {
-      testing::set_step_delay_ms(3);
-      try {
-        run(overrides);
-        ::_exit(0);
-      } catch (...) {
-        ::_exit(99);
-      }
-    }
-    std::this_thread::sleep_for(std::chrono::milliseconds(60 + 37 * round));
+  for (int round = 0; round < 3; ++round) {
+    const pid_t child = start_child(run_, "1", 1);
+    const int64_t target = num_lines(run_ / "metrics.jsonl") + 2;
+    if (!wait_for_records(run_ / "metrics.jsonl", target, child)) break;  // reached the end
+    std::this_thread::sleep_for(std::chrono::milliseconds(3 + 4 * round));
     ::kill(child, SIGKILL);
-    int status = 0;
-    ::waitpid(child, &status, 0);
-    ASSERT_TRUE(WIFSIGNALED(status) || WEXITSTATUS(status) == 0) << WEXITSTATUS(status);
+    ::waitpid(child, nullptr, 0);
   }
-  run(overrides);
+  run(child_overrides("1"));
   const auto killed = io::load_tensors(run_ / "latest/model.safetensors");
   run_ = run_.parent_path() / "whole";
-  run(overrides);
-  EXPECT_TRUE(killed.at("net.weight")
-                  .equal(io::load_tensors(run_ / "latest/model.safetensors").at("net.weight")));
+  run(child_overrides("1"));
+  const auto whole = io::load_tensors(run_ / "latest/model.safetensors");
+  EXPECT_TRUE(killed.at("net.weight").equal(whole.at("net.weight")));
 }
 
 TEST(Metrics, ConsoleLineReads) {

@@ -167,32 +167,34 @@ TEST(Schedule, LerobotJumpsAtTheJointAndShrinksForShortRuns) {
   EXPECT_TRUE(brief.depends_on_total_steps());
 }
 
-TEST(Schedule, OpenpiMatchesGoldenTrajectory) {
-  const auto train = parse_json_file(testing::golden_path("pi05/tiny_train") / "train.json");
-  ScheduleConfig c = named("openpi_cosine");
-  c.warmup_steps = train["recipe"]["warmup_steps"].get<int64_t>();
-  c.decay_steps = train["recipe"]["decay_steps"].get<int64_t>();
-  c.min_lr = train["recipe"]["decay_lr"].get<double>();
-  const Schedule s(c, train["recipe"]["peak_lr"].get<double>(), 20);
-  for (const auto& step : train["steps"]) {
-    EXPECT_EQ(s.lr(step["step"].get<int64_t>()), step["lr"].get<double>()) << step["step"];
+TEST(Schedule, OpenpiMatchesGoldenTrajectories) {
+  for (const char* name : {"pi05/tiny_train", "pi05/pi0_tiny", "pi05/tiny_two_cameras"}) {
+    const auto train = parse_json_file(testing::golden_path(name) / "train.json");
+    const auto& recipe = train.at("recipe");
+    ScheduleConfig c = named("openpi_cosine");
+    c.warmup_steps = recipe.at("warmup_steps").get<int64_t>();
+    c.decay_steps = recipe.at("decay_steps").get<int64_t>();
+    c.min_lr = recipe.at("decay_lr").get<double>();
+    const Schedule s(c, recipe.at("peak_lr").get<double>(), 20);
+    for (const auto& step : train.at("steps")) {
+      EXPECT_EQ(s.lr(step.at("step").get<int64_t>()), step.at("lr").get<double>())
+          << step.at("step");
+    }
   }
 }
 
-// These two recordings follow the cosine beyond its end, as the reference does.
-TEST(Schedule, CosineWithMinLrMatchesGoldenTrajectories) {
-  for (const char* file : {"pi05/tiny_train/train_loongforge.json", "pi05/pi0_tiny/train.json"}) {
-    const auto train = parse_json_file(testing::golden_path(file));
-    const auto& recipe = train["recipe"];
-    ScheduleConfig c = named("cosine_with_min_lr");
-    c.warmup_steps = recipe["warmup_steps"].get<int64_t>();
-    c.decay_steps = recipe["train_iters"].get<int64_t>();
-    c.min_lr = recipe["min_lr"].get<double>();
-    c.beyond_end = "follow";
-    const Schedule s(c, recipe["peak_lr"].get<double>(), 20);
-    for (const auto& step : train["steps"]) {
-      expect_relative(s.lr(step["step"].get<int64_t>()), step["lr"].get<double>(), 1e-14);
-    }
+// This recording follows the cosine beyond its end, as the reference does.
+TEST(Schedule, CosineWithMinLrMatchesGoldenTrajectory) {
+  const auto train = parse_json_file(testing::golden_path("pi05/tiny_train/train_loongforge.json"));
+  const auto& recipe = train.at("recipe");
+  ScheduleConfig c = named("cosine_with_min_lr");
+  c.warmup_steps = recipe.at("warmup_steps").get<int64_t>();
+  c.decay_steps = recipe.at("train_iters").get<int64_t>();
+  c.min_lr = recipe.at("min_lr").get<double>();
+  c.beyond_end = "follow";
+  const Schedule s(c, recipe.at("peak_lr").get<double>(), 20);
+  for (const auto& step : train.at("steps")) {
+    expect_relative(s.lr(step.at("step").get<int64_t>()), step.at("lr").get<double>(), 1e-14);
   }
 }
 
