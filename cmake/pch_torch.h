@@ -1,5 +1,6 @@
 #pragma once
-// Light ATen headers shared by every layer that handles tensors; each file still includes what it uses.
+// Light ATen headers shared by every layer that handles tensors; each file still includes what it
+// uses.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/arange.h>

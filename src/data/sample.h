@@ -9,7 +9,8 @@
 
 namespace longship::data {
 
-/// An 8-bit RGB picture, [height, width, 3] row-major. Shared, because one decoded frame may serve several samples.
+/// An 8-bit RGB picture, [height, width, 3] row-major. Shared, because one decoded frame may serve
+/// several samples.
 struct Image {
   int64_t height = 0;
   int64_t width = 0;
@@ -17,17 +18,20 @@ struct Image {
 };
 using ImagePtr = std::shared_ptr<const Image>;
 
-/// Frame offsets (relative to the sample's frame, in frames, any order, both signs) per column and per camera.
+/// Frame offsets (relative to the sample's frame, in frames, any order, both signs) per column and
+/// per camera.
 struct WindowSpec {
-  std::map<std::string, std::vector<int64_t>> columns;  // numeric columns, e.g. {"action": [0..49], "observation.state": [0]}
+  std::map<std::string, std::vector<int64_t>>
+      columns;  // numeric columns, e.g. {"action": [0..49], "observation.state": [0]}
   std::map<std::string, std::vector<int64_t>> cameras;  // e.g. {"observation.image": [0]}
 };
 
-/// A numeric column over its window. Offsets outside the episode hold the nearest frame inside, with is_pad 1.
+/// A numeric column over its window. Offsets outside the episode hold the nearest frame inside,
+/// with is_pad 1.
 struct WindowValues {
   int64_t num_offsets = 0;
-  int64_t width = 0;           // numbers per frame (product of the feature's shape)
-  std::vector<float> values;   // [num_offsets, width]
+  int64_t width = 0;            // numbers per frame (product of the feature's shape)
+  std::vector<float> values;    // [num_offsets, width]
   std::vector<uint8_t> is_pad;  // [num_offsets]
 };
 

@@ -1,5 +1,6 @@
 #pragma once
-// The contract between a model family and the trainer. The trainer knows only these types, never a family's name.
+// The contract between a model family and the trainer. The trainer knows only these types, never a
+// family's name.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/stack.h>
@@ -19,17 +20,20 @@
 
 namespace longship::models {
 
-/// A collated batch of one family. All tensors live on one device. `sample_ids[i]` is the global sample id of row i.
+/// A collated batch of one family. All tensors live on one device. `sample_ids[i]` is the global
+/// sample id of row i.
 class Batch {
  public:
   virtual ~Batch() = default;
-  /// Copies every tensor to `device` (non-blocking from pinned memory); host-side plans stay where they are.
+  /// Copies every tensor to `device` (non-blocking from pinned memory); host-side plans stay where
+  /// they are.
   virtual void to(at::Device device) = 0;
   int64_t size() const { return static_cast<int64_t>(sample_ids.size()); }
   std::vector<int64_t> sample_ids;
 };
 
-/// Key of every random draw of a step: results depend on it and on the sample id, never on workers or ranks.
+/// Key of every random draw of a step: results depend on it and on the sample id, never on workers
+/// or ranks.
 struct DrawKey {
   uint64_t seed = 0;
   uint64_t step = 0;  // optimizer step for training; draw number for sampling
@@ -42,7 +46,8 @@ struct LossResult {
 
 enum class ParamRole {
   kTrainable,  // receives a gradient
-  kFrozen,     // requires_grad false; never touched by the optimizer (frozen by choice, or dead by structure)
+  kFrozen,     // requires_grad false; never touched by the optimizer (frozen by choice, or dead by
+               // structure)
   kDecayOnly,  // gradient is exactly zero by structure: only the decoupled decay applies
 };
 
@@ -67,10 +72,11 @@ class Policy {
   virtual std::vector<ParamInfo> parameters() = 0;
   /// Flow-matching (or other) loss; noise and time are drawn from `key` and the batch's sample ids.
   virtual LossResult loss(const Batch& batch, const DrawKey& key) = 0;
-  /// Predicted action chunks, normalised, [B, horizon, action_dim] fp32 on the model's device. Call under no-grad.
+  /// Predicted action chunks, normalised, [B, horizon, action_dim] fp32 on the model's device. Call
+  /// under no-grad.
   virtual at::Tensor sample(const Batch& batch, const DrawKey& key) = 0;
-  /// Several independent chunks per row, [draws, B, horizon, action_dim]; draw d is sample(batch, {seed, d}). Families
-  /// that can, encode the observation once for all draws.
+  /// Several independent chunks per row, [draws, B, horizon, action_dim]; draw d is sample(batch,
+  /// {seed, d}). Families that can, encode the observation once for all draws.
   virtual at::Tensor sample_draws(const Batch& batch, uint64_t seed, int64_t draws) {
     std::vector<at::Tensor> chunks;
     for (int64_t d = 0; d < draws; ++d) {
@@ -78,14 +84,16 @@ class Policy {
     }
     return at::stack(chunks);
   }
-  /// Loads weights from a public checkpoint file or folder, strict in both directions. Throws CheckpointError with all names.
+  /// Loads weights from a public checkpoint file or folder, strict in both directions. Throws
+  /// CheckpointError with all names.
   virtual void load_weights(const std::filesystem::path& path) = 0;
-  /// The tensors of the public checkpoint, complete, in public order; `values` replaces parameters by name where
-  /// given (EMA). Tensors may alias parameters.
+  /// The tensors of the public checkpoint, complete, in public order; `values` replaces parameters
+  /// by name where given (EMA). Tensors may alias parameters.
   virtual std::vector<NamedTensor> export_weights(std::span<const NamedTensor> values) = 0;
 };
 
-/// Turns raw samples into batches of the family, and actions back into raw units. Const and thread-safe.
+/// Turns raw samples into batches of the family, and actions back into raw units. Const and
+/// thread-safe.
 class Transform {
  public:
   virtual ~Transform() = default;
@@ -102,26 +110,29 @@ class Transform {
   virtual std::unique_ptr<Batch> collate(std::span<const std::unique_ptr<Item>> items) const = 0;
   /// actions [B, horizon, action_dim] normalised, host fp32 -> raw units.
   virtual at::Tensor denormalise_actions(const at::Tensor& actions) const = 0;
-  /// Cheap checks of the whole dataset against the model before step 1 (action dimension, cameras, prompt lengths).
+  /// Cheap checks of the whole dataset against the model before step 1 (action dimension, cameras,
+  /// prompt lengths).
   virtual void check_dataset(const data::Dataset& dataset) const = 0;
 };
 
-/// The part of the recipe's `data:` section that shapes a model's inputs. The recipe loader fills it before build() and
-/// make_transform(); an imported checkpoint fills it from its config.json.
+/// The part of the recipe's `data:` section that shapes a model's inputs. The recipe loader fills
+/// it before build() and make_transform(); an imported checkpoint fills it from its config.json.
 struct DataBinding {
   int64_t horizon = 50;  // action steps per chunk
-  /// (model's camera slot, dataset's camera), in slot order; empty = the family's own rule, which must be unambiguous.
+  /// (model's camera slot, dataset's camera), in slot order; empty = the family's own rule, which
+  /// must be unambiguous.
   std::vector<std::pair<std::string, std::string>> cameras;
 };
 
-/// Base of a family's `model:` section. `reflect` lists every field of that section, family-specific ones included;
-/// `data` is not part of it.
+/// Base of a family's `model:` section. `reflect` lists every field of that section,
+/// family-specific ones included; `data` is not part of it.
 class ModelConfig {
  public:
   virtual ~ModelConfig() = default;
   virtual void reflect(config::Visitor& visitor) = 0;
-  /// Takes what the configuration leaves open from the dataset (action and state widths). Call once, after `data` is
-  /// filled and before build() and make_transform(). Throws ConfigError when both say different things.
+  /// Takes what the configuration leaves open from the dataset (action and state widths). Call
+  /// once, after `data` is filled and before build() and make_transform(). Throws ConfigError when
+  /// both say different things.
   virtual void bind_dataset(const data::Dataset& dataset) { static_cast<void>(dataset); }
   std::string family;
   DataBinding data;
@@ -139,13 +150,18 @@ class ModelFamily {
   virtual std::string name() const = 0;
   virtual std::string summary() const = 0;
   virtual std::unique_ptr<ModelConfig> make_config() const = 0;
-  /// Builds with random weights; the caller loads a checkpoint afterwards when the configuration names one.
-  virtual std::unique_ptr<Policy> build(const ModelConfig& config, const BuildOptions& options) const = 0;
-  virtual std::unique_ptr<Transform> make_transform(const ModelConfig& config, const data::Dataset& dataset) const = 0;
+  /// Builds with random weights; the caller loads a checkpoint afterwards when the configuration
+  /// names one.
+  virtual std::unique_ptr<Policy> build(const ModelConfig& config,
+                                        const BuildOptions& options) const = 0;
+  virtual std::unique_ptr<Transform> make_transform(const ModelConfig& config,
+                                                    const data::Dataset& dataset) const = 0;
   /// `config.json` of an exported checkpoint under upstream's own keys.
-  virtual std::string export_config_json(const ModelConfig& config, const data::Dataset& dataset) const = 0;
+  virtual std::string export_config_json(const ModelConfig& config,
+                                         const data::Dataset& dataset) const = 0;
   /// Reads an exported or public `config.json` into the family's configuration.
-  virtual std::unique_ptr<ModelConfig> import_config_json(const std::filesystem::path& path) const = 0;
+  virtual std::unique_ptr<ModelConfig> import_config_json(
+      const std::filesystem::path& path) const = 0;
 };
 
 /// Throws ConfigError with the nearest name when unknown.
