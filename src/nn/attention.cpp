@@ -1,5 +1,6 @@
 #include "nn/attention.h"
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 
 #include <optional>
@@ -14,6 +15,9 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
                      const at::Tensor& mask) {
   const int64_t batch = q.size(0), length = q.size(1), heads = q.size(2), dim = q.size(3);
   const int64_t groups = k.size(2), repeat = heads / groups;
+  if (q.is_meta()) {  // LibTorch's composite has operators without meta kernels
+    return at::empty({batch, length, heads * dim}, q.options());
+  }
   const at::Tensor rows = q.reshape({batch, length, groups, repeat, dim})
                               .transpose(1, 2)
                               .reshape({batch, groups, length * repeat, dim});
