@@ -122,18 +122,24 @@ void MetricsLog::draw_loss(const std::string& title) const {
   chart::Series raw{.name = "loss", .x = {}, .y = {}, .y_low = {}, .y_high = {}};
   raw.faint = true;
   chart::Series smooth{.name = "smoothed", .x = {}, .y = {}, .y_low = {}, .y_high = {}};
-  // A moving average over about a twentieth of the curve, corrected for its start.
-  const double keep = 1.0 - 1.0 / std::max(3.0, static_cast<double>(history_.size()) / 20.0);
-  double average = 0, weight = 0;
-  for (const auto& [step, loss] : history_) {
-    raw.x.push_back(static_cast<double>(step));
-    raw.y.push_back(loss);
-    if (std::isfinite(loss)) {
-      average = keep * average + (1.0 - keep) * loss;
-      weight = keep * weight + (1.0 - keep);
+  // A mean over about a twentieth of the curve around each point, so that the curve does not lag.
+  const auto n = static_cast<int64_t>(history_.size());
+  const int64_t reach = std::max<int64_t>(1, n / 40);
+  for (int64_t i = 0; i < n; ++i) {
+    raw.x.push_back(static_cast<double>(history_[static_cast<size_t>(i)].first));
+    raw.y.push_back(history_[static_cast<size_t>(i)].second);
+    // The window shrinks towards both ends, where only one side would pull the mean away.
+    const int64_t half = std::min({reach, i, n - 1 - i});
+    double sum = 0;
+    int64_t count = 0;
+    for (int64_t k = i - half; k <= i + half; ++k) {
+      const double loss = history_[static_cast<size_t>(k)].second;
+      if (!std::isfinite(loss)) continue;
+      sum += loss;
+      ++count;
     }
-    smooth.x.push_back(static_cast<double>(step));
-    smooth.y.push_back(weight > 0 ? average / weight : std::nan(""));
+    smooth.x.push_back(raw.x.back());
+    smooth.y.push_back(count > 0 ? sum / static_cast<double>(count) : std::nan(""));
   }
   chart::Panel panel;
   panel.x_label = "step";
@@ -142,8 +148,12 @@ void MetricsLog::draw_loss(const std::string& title) const {
   panel.series = {raw, smooth};
   chart::Figure figure;
   figure.title = title;
-  figure.subtitle = fmt::format("step {}: smoothed loss {:.4g}, first record {:.4g}",
-                                history_.back().first, smooth.y.back(), history_.front().second);
+  const size_t tail = std::min<size_t>(history_.size(), static_cast<size_t>(2 * reach + 1));
+  double end = 0;
+  for (size_t i = history_.size() - tail; i < history_.size(); ++i) end += history_[i].second;
+  figure.subtitle = fmt::format(
+      "{:.4g} at step {}, {:.4g} at step {} (mean of the last {} records)", history_.front().second,
+      history_.front().first, end / static_cast<double>(tail), history_.back().first, tail);
   figure.panels = {panel};
   write_file_atomic(run_dir_ / "loss.svg", chart::render(figure));
 }

@@ -331,7 +331,8 @@ void Run::save() {
   outcome_.checkpoint = save_checkpoint(store_, contents_, *policy_, *optimizer_, state_);
   saved_step_ = state_.step;
   store_.prune(state_.step, recipe_.checkpoint.keep_last, recipe_.checkpoint.keep_every);
-  metrics_->draw_loss(fmt::format("{}: training loss", recipe_.output_dir));
+  metrics_->draw_loss(
+      fmt::format("{}: training loss", fs::path(recipe_.output_dir).filename().string()));
   const double seconds = seconds_since(before);
   log::info("checkpoint {} ({})", outcome_.checkpoint.string(), human_duration(seconds));
   // Saving is no part of the step time.
@@ -368,7 +369,8 @@ void Run::finish() {
   outcome_.finished = state_.step >= recipe_.train.steps;
   progress_.reset();
   metrics_->flush();
-  metrics_->draw_loss(fmt::format("{}: training loss", recipe_.output_dir));
+  metrics_->draw_loss(
+      fmt::format("{}: training loss", fs::path(recipe_.output_dir).filename().string()));
   const fs::path folder = recipe_.output_dir;
   if (outcome_.interrupted) {
     log::info("interrupted after step {} of {}; the state is saved in {}", state_.step,
