@@ -11,7 +11,7 @@ namespace {
 namespace fs = std::filesystem;
 using ::testing::HasSubstr;
 
-constexpr const char* kRecipe = "configs/pi05/tiny_test.yaml";
+constexpr const char* kRecipe = "tests/apps/two_cameras.yaml";
 
 ProcessResult train(const std::string& run_name, std::vector<std::string> overrides) {
   std::vector<std::string> arguments = {"train", kRecipe,

@@ -19,7 +19,7 @@ using ::testing::HasSubstr;
 
 std::vector<std::string> train_arguments(const fs::path& run,
                                          std::vector<std::string> overrides = {}) {
-  std::vector<std::string> arguments = {"train", "configs/pi05/tiny_test.yaml",
+  std::vector<std::string> arguments = {"train", "tests/apps/two_cameras.yaml",
                                         "output_dir=" + run.string()};
   arguments.insert(arguments.end(), overrides.begin(), overrides.end());
   return arguments;

@@ -22,7 +22,7 @@ def main():
     program = sys.argv[1]
     with tempfile.TemporaryDirectory() as folder:
         run = pathlib.Path(folder) / 'run'
-        subprocess.run([program, 'train', 'configs/pi05/tiny_test.yaml', 'train.steps=2', f'output_dir={run}'],
+        subprocess.run([program, 'train', 'tests/apps/two_cameras.yaml', 'train.steps=2', f'output_dir={run}'],
                        check=True, stdout=subprocess.DEVNULL)
         checkpoint = run / 'checkpoints' / 'step_2' / 'model.safetensors'
         ours = describe(checkpoint)
