@@ -1,9 +1,11 @@
 #include "nn/functions.h"
 
-#include <ATen/ops/empty_like.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/index_select.h>
 #include <ATen/ops/mul.h>
 #include <torch/csrc/autograd/custom_function.h>
+
+#include <vector>
 
 namespace longship::nn {
 namespace {
@@ -42,11 +44,11 @@ class PadRows : public torch::autograd::Function<PadRows> {
   static Variable forward(AutogradContext* ctx, const Variable& x, const Variable& pad_index,
                           const Variable& unpad_index) {
     ctx->save_for_backward({unpad_index});
-    return at::index_select(x, 0, pad_index);
+    return select_rows(x, pad_index);
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const variable_list saved = ctx->get_saved_variables();
-    return {at::index_select(grads[0], 0, saved[0]), Variable(), Variable()};
+    return {select_rows(grads[0], saved[0]), Variable(), Variable()};
   }
 };
 
@@ -55,17 +57,24 @@ class UnpadRows : public torch::autograd::Function<UnpadRows> {
   static Variable forward(AutogradContext* ctx, const Variable& y, const Variable& pad_index,
                           const Variable& unpad_index, const Variable& unused) {
     ctx->save_for_backward({pad_index, unused});
-    return at::index_select(y, 0, unpad_index);
+    return select_rows(y, unpad_index);
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const variable_list saved = ctx->get_saved_variables();
-    at::Tensor out = at::index_select(grads[0], 0, saved[0]);
+    at::Tensor out = select_rows(grads[0], saved[0]);
     if (saved[1].numel() > 0) out.index_fill_(0, saved[1], 0);
     return {out, Variable(), Variable(), Variable()};
   }
 };
 
 }  // namespace
+
+at::Tensor select_rows(const at::Tensor& x, const at::Tensor& index) {
+  if (!x.is_meta()) return at::index_select(x, 0, index);
+  std::vector<int64_t> shape = x.sizes().vec();  // LibTorch has no meta kernel for index_select
+  shape[0] = index.size(0);
+  return at::empty(shape, x.options());
+}
 
 at::Tensor rotate_half(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {
   return RotateHalf::apply(x, cos, sin);

@@ -11,6 +11,10 @@ namespace longship::nn {
 /// sin is kept.
 at::Tensor rotate_half(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin);
 
+/// Rows of x [N, ...] in the order of `index` [M] int64 -> [M, ...]. index_select, with shapes on
+/// the meta device too.
+at::Tensor select_rows(const at::Tensor& x, const at::Tensor& index);
+
 /// Packed rows to padded rows. x [N, ...]; `pad_index` [B*L] int64 says which packed row stands at
 /// each padded place (any valid row at unused places: their content is arbitrary and must be masked
 /// by the caller); `unpad_index` [N] is the place of every packed row. Returns [B*L, ...].

@@ -130,7 +130,7 @@ TEST(Pi05Config, ImpossibleSizesNameTheKey) {
     change(c);
     try {
       c.check();
-    } catch (const ConfigError& e) {
+    } catch (const Error& e) {
       return std::string(e.what());
     }
     return std::string();

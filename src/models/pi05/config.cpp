@@ -224,7 +224,7 @@ void Pi05Config::check() const {
            "(32 is what public "
            "checkpoints have)",
            action_dim, s.max_action_dim);
-  LS_CHECK(state_dim <= s.max_state_dim || is_pi05(), ConfigError,
+  LS_CHECK(state_dim <= s.max_state_dim || is_pi05(), DataError,
            "the data has {} state dimensions but model.max_state_dim is {}; raise max_state_dim",
            state_dim, s.max_state_dim);
   LS_CHECK(horizon() >= 1, ConfigError, "data.horizon is {}; it must be at least 1", horizon());

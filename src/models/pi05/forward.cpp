@@ -5,7 +5,6 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/cos.h>
 #include <ATen/ops/embedding.h>
-#include <ATen/ops/index_select.h>
 #include <ATen/ops/linspace.h>
 #include <ATen/ops/pow.h>
 #include <ATen/ops/silu.h>
@@ -65,10 +64,12 @@ at::Tensor Pi05Model::embed_prefix(const Pi05Batch& batch, const PrefixLayout& l
     parts.push_back(projected.flatten(0, 1).to(precision_.stream));  // not scaled
   }
   if (batch.token_ids.size(0) > 0) {
-    const at::Tensor text = at::embedding(embedding_, batch.token_ids, kPadToken);
+    const at::Tensor text = embedding_.is_meta()
+                                ? nn::select_rows(embedding_, batch.token_ids)
+                                : at::embedding(embedding_, batch.token_ids, kPadToken);
     parts.push_back(text.to(precision_.stream) * std::sqrt(static_cast<double>(sizes_.width)));
   }
-  return at::index_select(at::cat(parts), 0, layout.gather);
+  return nn::select_rows(at::cat(parts), layout.gather);
 }
 
 PrefixCache Pi05Model::encode_prefix(const Pi05Batch& batch, const PrefixLayout& layout) const {

@@ -96,7 +96,7 @@ class Pi05ParityAdapter : public ParityAdapter {
     return {.outputs = 1e-1,
             .loss = 2e-2,
             .grads = 5e-1,
-            .train = 5e-1,
+            .train = 2e-1,
             .sample = 1e-1,
             .zero_grads = 2e-2};
   }
