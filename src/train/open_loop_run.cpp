@@ -57,7 +57,7 @@ OpenLoopReport run_open_loop(const OpenLoopRequest& request, const FamilyLookup&
   const InterruptGuard guard;
   const int64_t total =
       static_cast<int64_t>(data::sample_ids_of(*dataset, options.episodes).size());
-  Progress progress("open-loop", total, "frame");
+  Progress progress("open-loop", total, "frames");
   options.progress = [&](int64_t done, int64_t) {
     progress.update(done);
     return !guard.interrupted();

@@ -62,7 +62,7 @@ bool glob_match(const std::string& pattern, const std::string& name) {
 }
 
 AdamW::AdamW(std::vector<models::ParamInfo> parameters, const AdamWConfig& config)
-    : config_(config) {
+    : config_(config), on_cpu_(!config.library_kernels) {
   const at::NoGradGuard no_grad;
   for (models::ParamInfo& info : parameters) {
     if (info.role == ParamRole::kFrozen) continue;

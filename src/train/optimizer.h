@@ -30,6 +30,7 @@ struct AdamWConfig {
   std::optional<double> clip_norm = 1.0;  // null: no clipping
   std::optional<double> ema;              // decay d: ema = d * ema + (1 - d) * p
   std::vector<ParamGroupConfig> groups;
+  bool library_kernels = false;  // torch's kernels, which other devices use anyway, on the CPU too
 };
 
 /// Whether `name` matches a glob with * and ?.

@@ -183,7 +183,7 @@ void OptimSection::reflect(config::Visitor& visitor) {
 }
 
 AdamWConfig OptimSection::adamw() const {
-  return {betas[0], betas[1], eps, weight_decay, clip_norm, ema, groups};
+  return {betas[0], betas[1], eps, weight_decay, clip_norm, ema, groups, false};
 }
 
 void TrainSection::reflect(config::Visitor& visitor) {

@@ -353,9 +353,15 @@ TrainOutcome Run::train() {
   } else {
     start_feed();
   }
-  while (state_.step < last_step() && !guard.interrupted()) {
-    one_step(state_.step);
-    if (recipe_.checkpoint.every && state_.step % *recipe_.checkpoint.every == 0) save();
+  try {
+    while (state_.step < last_step() && !guard.interrupted()) {
+      one_step(state_.step);
+      if (recipe_.checkpoint.every && state_.step % *recipe_.checkpoint.every == 0) save();
+    }
+  } catch (const DataError&) {
+    // A sample could not be read, so the step did not begin: what was learned so far is kept.
+    save();
+    throw;
   }
   outcome_.interrupted = guard.interrupted() && state_.step < last_step();
   feed_.reset();

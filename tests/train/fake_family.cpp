@@ -24,6 +24,7 @@ namespace {
 std::mutex g_mutex;
 std::vector<int64_t> g_bad_steps;
 std::atomic<int64_t> g_delay_ms{0};
+std::atomic<int64_t> g_unreadable{-1};
 
 class FakeDataset : public data::Dataset {
  public:
@@ -69,6 +70,7 @@ class FakeDataset : public data::Dataset {
     return get_columns(id, windows);
   }
   data::RawSample get_columns(int64_t id, const data::WindowSpec& windows) const override {
+    LS_CHECK(id != g_unreadable, DataError, "fake_dataset: sample {} cannot be read", id);
     const auto [position, frame] = locate(id);
     const data::Episode& e = episodes_[static_cast<size_t>(position)];
     data::RawSample s;
@@ -317,6 +319,10 @@ FamilyLookup fake_families() {
 void set_bad_steps(std::vector<int64_t> steps) {
   const std::lock_guard lock(g_mutex);
   g_bad_steps = std::move(steps);
+}
+
+void set_unreadable_sample(int64_t sample_id) {
+  g_unreadable = sample_id;
 }
 
 void set_step_delay_ms(int64_t milliseconds) {

@@ -24,6 +24,8 @@ FamilyLookup fake_families();
 /// Steps (draw key) at which the fake's loss is NaN; a negative entry -s makes a gradient infinite
 /// at step s.
 void set_bad_steps(std::vector<int64_t> steps);
+/// The sample whose reading throws DataError; -1: none.
+void set_unreadable_sample(int64_t sample_id);
 /// Sleeps this long in every loss; for tests that interrupt.
 void set_step_delay_ms(int64_t milliseconds);
 

@@ -105,6 +105,33 @@ TEST(AdamW, AgreesWithTheLibrarysFusedKernel) {
   EXPECT_LT((b.tensor - params[1]).abs().max().item<float>(), 2e-6F);
 }
 
+// The path of other devices, run on the CPU: groups, clipping, decay-only, average and masters.
+TEST(AdamW, BothPathsAgree) {
+  std::vector<std::vector<at::Tensor>> results;
+  for (const bool library : {false, true}) {
+    ParamInfo a = parameter("a.weight", normal({200, 90}, 1));
+    ParamInfo b = parameter("b.bias", normal({13}, 2).to(at::kBFloat16));
+    ParamInfo dead = parameter("dead", normal({5}, 3), ParamRole::kDecayOnly);
+    AdamWConfig c;
+    c.weight_decay = 0.1;
+    c.ema = 0.9;
+    c.groups = {{"*.bias", 0.5, 0.0}};
+    c.library_kernels = library;
+    AdamW optimizer({a, b, dead}, c);
+    for (uint64_t t = 1; t <= 5; ++t) {
+      set_grad(a, normal({200, 90}, 10 + t));
+      set_grad(b, normal({13}, 50 + t));
+      EXPECT_NEAR(optimizer.step(1e-2), 134, 3);
+    }
+    std::vector<at::Tensor> state;
+    for (const auto& [name, tensor] : optimizer.state()) state.push_back(tensor);
+    results.push_back(state);
+  }
+  for (size_t i = 0; i < results[0].size(); ++i) {
+    EXPECT_LT((results[0][i] - results[1][i]).abs().max().item<float>(), 3e-6F) << i;
+  }
+}
+
 TEST(AdamW, NormIsGlobalAndClippingScalesByIt) {
   ParamInfo a = parameter("a", at::zeros({2})), b = parameter("b", at::zeros({1}));
   AdamWConfig c;

@@ -152,6 +152,21 @@ TEST_F(ResumeTest, DamagedNewestFallsBackAndStillEndsTheSame) {
   EXPECT_THAT(read_file(root_ / "parts/train.log", 1 << 20), HasSubstr("is not used"));
 }
 
+// What was learned before a sample that cannot be read is kept, and the run goes on once the data
+// are mended.
+TEST_F(ResumeTest, UnreadableSampleKeepsTheStateBeforeItsStep) {
+  run("whole");
+  testing::set_unreadable_sample(40);
+  EXPECT_THAT(error_of("parts", {"checkpoint.every=null"}), HasSubstr("sample 40 cannot be read"));
+  testing::set_unreadable_sample(-1);
+  EXPECT_EQ(code_, ExitCode::kData);
+  const size_t done = records("parts").size();
+  EXPECT_EQ(CheckpointStore(root_ / "parts").newest_valid(), static_cast<int64_t>(done));
+  const TrainOutcome rest = run("parts", {"checkpoint.every=null"});
+  EXPECT_EQ(rest.losses.size(), 20 - done);
+  expect_same_state("whole", "parts", 20);
+}
+
 TEST_F(ResumeTest, AllDamagedIsACheckpointError) {
   run("x", {"train.stop_after=5"});
   fs::resize_file(root_ / "x/checkpoints/step_5/model.safetensors", 10);
