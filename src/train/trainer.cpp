@@ -118,13 +118,12 @@ void Run::prepare() {
   log::init(options_.quiet ? log::Level::kError : log::Level::kInfo, folder / "train.log");
   plan.report();
   store_.remove_partials();
-  const int threads = runtime::set_cpu_threads(static_cast<int>(recipe_.train.threads));
+  runtime::set_cpu_threads(static_cast<int>(recipe_.train.threads));
   if (recipe_.train.deterministic) {
     at::globalContext().setDeterministicAlgorithms(true, false);
     at::globalContext().setDeterministicCuDNN(true);
   }
-  log::info("longship {}; {}, {} CPU threads, {}", version(), runtime::describe(device_), threads,
-            recipe_.train.dtype);
+  log::info("longship {}; {}, {}", version(), runtime::describe(device_), recipe_.train.dtype);
   log::info("{}: {} samples of {} episodes for training, {} episodes held out",
             dataset_->root().string(), with_thousands(stream_->num_samples()),
             split.train_episodes.size(), split.val_episodes.size());
@@ -388,7 +387,9 @@ void Run::finish() {
     log::info("stopped after step {} as train.stop_after says; go on with train.stop_after=null",
               state_.step);
   }
-  log::info("trained to step {} in {}", state_.step, human_duration(seconds_since(run_start_)));
+  if (!outcome_.losses.empty()) {
+    log::info("trained to step {} in {}", state_.step, human_duration(seconds_since(run_start_)));
+  }
   log::info("  checkpoint    {}", outcome_.checkpoint.string());
   log::info("  loss picture  {}", (folder / "loss.svg").string());
   log::info("  metrics       {}{}", (folder / "metrics.jsonl").string(),
