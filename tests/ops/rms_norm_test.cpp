@@ -166,9 +166,12 @@ TEST(RmsNormGpu, MatchesCpuForwardAndBackward) {
       const at::Tensor weight = random({s.rows, s.width}, type);
       for (int on_gpu : {0, 1}) {
         const at::Device device = on_gpu ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU);
-        const at::Tensor x = x0.to(device).set_requires_grad(true);
-        const at::Tensor scale = scale0.to(device).set_requires_grad(true);
-        const at::Tensor shift = shift0.to(device).set_requires_grad(true);
+        const at::Tensor x =
+            x0.detach().to(device, x0.scalar_type(), false, true).set_requires_grad(true);
+        const at::Tensor scale =
+            scale0.detach().to(device, scale0.scalar_type(), false, true).set_requires_grad(true);
+        const at::Tensor shift =
+            shift0.detach().to(device, shift0.scalar_type(), false, true).set_requires_grad(true);
         const at::Tensor y = rms_norm(x, scale, shift, 1e-6);
         (y * weight.to(device)).sum().backward();
         results[on_gpu] = {y.detach().cpu(), x.grad().cpu(), scale.grad().cpu(),
