@@ -1,6 +1,5 @@
 #include "apps/parity.h"
 
-#include <ATen/Context.h>
 #include <fmt/core.h>
 
 #include <CLI/CLI.hpp>
@@ -8,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/fs.h"
+#include "runtime/device.h"
 #include "train/optimizer.h"
 #include "train/schedule.h"
 
@@ -42,13 +42,7 @@ struct Arguments {
 models::ParityOptions parse_options(const Arguments& arguments) {
   models::ParityOptions options;
   options.dtype = arguments.dtype == "bf16" ? at::kBFloat16 : at::kFloat;
-  if (arguments.device != "cpu") {
-    LS_CHECK(at::hasCUDA(), DeviceError,
-             "--device {}: no CUDA device is usable by this build on this machine; use cpu",
-             arguments.device);
-    options.device = at::Device(arguments.device);
-    if (!options.device.has_index()) options.device.set_index(0);
-  }
+  options.device = runtime::parse_device(arguments.device);
   return options;
 }
 
