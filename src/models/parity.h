@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "models/spec.h"
+#include "nn/fused.h"
 
 namespace longship::models {
 
@@ -50,6 +51,7 @@ ParityCase read_parity_case(const std::filesystem::path& folder);
 struct ParityOptions {
   at::Device device = at::kCPU;
   at::ScalarType dtype = at::kFloat;
+  nn::Fused fused;  // operators of the model under test
 };
 
 /// The optimizer recipe of a recorded trajectory.

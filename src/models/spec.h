@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -16,6 +17,7 @@
 #include "base/config/visitor.h"
 #include "data/dataset.h"
 #include "data/sample.h"
+#include "nn/fused.h"
 #include "nn/module.h"
 
 namespace longship::models {
@@ -25,9 +27,19 @@ namespace longship::models {
 class Batch {
  public:
   virtual ~Batch() = default;
+  /// Every defined tensor with its name, in a fixed order.
+  virtual std::vector<std::pair<std::string, at::Tensor*>> tensors() = 0;
+  /// A batch with the same host plan that shares the tensors.
+  virtual std::unique_ptr<Batch> clone() const = 0;
+  /// What a captured step depends on besides tensor values: two prepared batches with equal
+  /// signatures have tensors of equal names, shapes and dtypes and take the same path through the
+  /// model.
+  virtual std::string signature() const = 0;
   /// Copies every tensor to `device` (non-blocking from pinned memory); host-side plans stay where
   /// they are.
-  virtual void to(at::Device device) = 0;
+  void to(at::Device device) {
+    for (auto& [name, tensor] : tensors()) *tensor = tensor->to(device, /*non_blocking=*/true);
+  }
   int64_t size() const { return static_cast<int64_t>(sample_ids.size()); }
   std::vector<int64_t> sample_ids;
 };
@@ -63,6 +75,10 @@ struct NamedTensor {
   at::Tensor tensor;
 };
 
+/// Called with every parameter's full-precision fp32 values, before they are rounded to the
+/// parameter's dtype.
+using PreciseSink = std::function<void(const std::string& name, const at::Tensor& value)>;
+
 /// One model on one device.
 class Policy {
  public:
@@ -70,8 +86,21 @@ class Policy {
   virtual nn::Module& module() = 0;
   /// Every parameter in a stable order under its public name. Freeze options are already applied.
   virtual std::vector<ParamInfo> parameters() = 0;
-  /// Flow-matching (or other) loss; noise and time are drawn from `key` and the batch's sample ids.
-  virtual LossResult loss(const Batch& batch, const DrawKey& key) = 0;
+  /// Completes a training batch on the host before it goes to the device: random draws from `key`
+  /// and the sample ids, index tables, padding to buckets. Thread-safe; does nothing twice.
+  virtual void prepare(Batch& batch, const DrawKey& key) const = 0;
+  /// Flow-matching (or other) loss of a prepared batch on the model's device. Reads device tensors
+  /// only, so that it can be captured.
+  virtual LossResult loss(const Batch& batch) = 0;
+  /// The same for a batch as collate() made it: a copy is prepared and moved to the model's device.
+  LossResult loss(const Batch& batch, const DrawKey& key) {
+    const std::unique_ptr<Batch> own = batch.clone();
+    prepare(*own, key);
+    own->to(parameters().front().tensor.device());
+    return loss(*own);
+  }
+  /// Once per optimizer step, before its first loss(): work that depends on the weights only.
+  virtual void begin_step() {}
   /// Predicted action chunks, normalised, [B, horizon, action_dim] fp32 on the model's device. Call
   /// under no-grad.
   virtual at::Tensor sample(const Batch& batch, const DrawKey& key) = 0;
@@ -84,9 +113,11 @@ class Policy {
     }
     return at::stack(chunks);
   }
+  /// Random weights from (seed, parameter name).
+  virtual void initialise(uint64_t seed, const PreciseSink& sink) = 0;
   /// Loads weights from a public checkpoint file or folder, strict in both directions. Throws
   /// CheckpointError with all names.
-  virtual void load_weights(const std::filesystem::path& path) = 0;
+  virtual void load_weights(const std::filesystem::path& path, const PreciseSink& sink) = 0;
   /// The tensors of the public checkpoint, complete, in public order; `values` replaces parameters
   /// by name where given (EMA). Tensors may alias parameters.
   virtual std::vector<NamedTensor> export_weights(std::span<const NamedTensor> values) = 0;
@@ -141,7 +172,13 @@ class ModelConfig {
 struct BuildOptions {
   at::Device device = at::kCPU;  // kMeta builds shapes only
   at::ScalarType dtype = at::kFloat;
-  uint64_t seed = 0;  // random initialisation, used when no checkpoint is loaded
+  bool initialise =
+      true;  // random weights from `seed`; false: initialise() or load_weights() follow
+  uint64_t seed = 0;
+  nn::Fused fused = {};                     // operators to use
+  std::vector<std::string> recompute = {};  // units whose activations are computed again, see plan
+  int64_t token_bucket = 1;                 // text rows of a batch are padded to a multiple of it
+  bool pad_text = false;                    // text padded to the token limit, as the references do
 };
 
 class ModelFamily {
@@ -150,8 +187,8 @@ class ModelFamily {
   virtual std::string name() const = 0;
   virtual std::string summary() const = 0;
   virtual std::unique_ptr<ModelConfig> make_config() const = 0;
-  /// Builds with random weights; the caller loads a checkpoint afterwards when the configuration
-  /// names one.
+  /// Builds with random weights, or uninitialised ones; the caller loads a checkpoint afterwards
+  /// when the configuration names one.
   virtual std::unique_ptr<Policy> build(const ModelConfig& config,
                                         const BuildOptions& options) const = 0;
   virtual std::unique_ptr<Transform> make_transform(const ModelConfig& config,

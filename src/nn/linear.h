@@ -4,8 +4,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <vector>
-
 #include "nn/module.h"
 
 namespace longship::nn {
@@ -23,17 +21,13 @@ class Linear : public Module {
   at::Tensor bias;    // [out], undefined without bias
 };
 
-/// Outputs of several layers on the same input, in order. Small layers run as one product over
-/// their stacked weights: per-operator cost dominates there; large ones run one by one, so that no
-/// second copy of their weights lives.
-std::vector<at::Tensor> linear_group(const at::Tensor& x, const std::vector<const Linear*>& layers);
-
 /// LayerNorm over the last dimension with weight and bias, statistics in fp32.
 class LayerNorm : public Module {
  public:
   LayerNorm(int64_t width, double eps);
   /// x [..., width] -> same shape and dtype.
-  at::Tensor forward(const at::Tensor& x) const;
+  at::Tensor forward(const at::Tensor& x, bool fused) const;
+  double eps() const { return eps_; }
 
   at::Tensor weight;
   at::Tensor bias;

@@ -3,12 +3,15 @@
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/mul.h>
 
+#include "nn/stacked_linear.h"
 #include "nn/tensor_math.h"
 
 namespace longship::nn {
 
-at::Tensor geglu(const at::Tensor& gate, const at::Tensor& up) {
-  return at::gelu(gate, "tanh") * up;
+at::Tensor geglu(const at::Tensor& gate_up, bool fused) {
+  static_cast<void>(fused);
+  const int64_t half = gate_up.size(-1) / 2;
+  return at::gelu(gate_up.narrow(-1, 0, half), "tanh") * gate_up.narrow(-1, half, half);
 }
 
 GatedMlp::GatedMlp(int64_t width, int64_t hidden)
@@ -18,11 +21,15 @@ GatedMlp::GatedMlp(int64_t width, int64_t hidden)
   register_child("gate_proj", gate_proj);
   register_child("up_proj", up_proj);
   register_child("down_proj", down_proj);
+  register_stack({&gate_proj.weight, &up_proj.weight});
 }
 
-at::Tensor GatedMlp::forward(const at::Tensor& x) const {
-  const std::vector<at::Tensor> parts = linear_group(x, {&gate_proj, &up_proj});
-  return down_proj.forward(geglu(parts[0], parts[1]));
+at::Tensor GatedMlp::forward(const at::Tensor& x, const Fused& fused) const {
+  if (!fused.stacked && !fused.activations) {
+    return down_proj.forward(at::gelu(gate_proj.forward(x), "tanh") * up_proj.forward(x));
+  }
+  return down_proj.forward(
+      geglu(stacked_linear(x, {gate_proj.weight, up_proj.weight}), fused.activations));
 }
 
 Mlp::Mlp(int64_t width, int64_t hidden) : fc1(width, hidden, true), fc2(hidden, width, true) {
@@ -30,8 +37,9 @@ Mlp::Mlp(int64_t width, int64_t hidden) : fc1(width, hidden, true), fc2(hidden, 
   register_child("fc2", fc2);
 }
 
-at::Tensor Mlp::forward(const at::Tensor& x) const {
-  return fc2.forward(at::gelu(fc1.forward(x), "tanh"));
+at::Tensor Mlp::hidden(const at::Tensor& x, bool fused) const {
+  static_cast<void>(fused);
+  return at::gelu(fc1.forward(x), "tanh");
 }
 
 }  // namespace longship::nn

@@ -34,7 +34,8 @@ class Module {
   int64_t num_elements() const;
 
   /// Replaces every (meta) parameter by uninitialised storage on `device` in the dtype that
-  /// `dtype_of(name)` answers; with the meta device only the dtype changes.
+  /// `dtype_of(name)` answers; with the meta device only the dtype changes. Parameters of one stack
+  /// lie behind each other in one allocation when they have one dtype.
   void materialise(at::Device device,
                    const std::function<at::ScalarType(std::string_view)>& dtype_of);
 
@@ -42,13 +43,19 @@ class Module {
   /// Registers `member` and makes it a meta tensor of `shape`, fp32.
   void register_parameter(std::string name, at::Tensor& member, std::vector<int64_t> shape);
   void register_child(std::string name, Module& child);
+  /// Parameters, own or of descendants, that differ in the first dimension only and are multiplied
+  /// with the same input: they get adjacent storage, so that one product serves all without a copy
+  /// (nn::stacked_linear). A parameter belongs to one stack at most.
+  void register_stack(std::vector<at::Tensor*> members);
 
  private:
   void walk(const std::string& prefix,
             const std::function<void(const std::string&, at::Tensor&)>& visit) const;
+  void collect_stacks(std::vector<std::vector<at::Tensor*>>& out) const;
 
   std::vector<std::pair<std::string, at::Tensor*>> parameters_;
   std::vector<std::pair<std::string, Module*>> children_;
+  std::vector<std::vector<at::Tensor*>> stacks_;
 };
 
 }  // namespace longship::nn

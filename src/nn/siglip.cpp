@@ -5,6 +5,9 @@
 
 #include "base/error.h"
 #include "nn/attention.h"
+#include "nn/packed_attention.h"
+#include "nn/recompute.h"
+#include "nn/stacked_linear.h"
 #include "nn/tensor_math.h"
 
 namespace longship::nn {
@@ -19,13 +22,23 @@ SiglipAttention::SiglipAttention(int64_t width, int64_t num_heads)
   register_child("k_proj", k_proj);
   register_child("v_proj", v_proj);
   register_child("out_proj", out_proj);
+  register_stack({&q_proj.weight, &k_proj.weight, &v_proj.weight});
+  register_stack({&q_proj.bias, &k_proj.bias, &v_proj.bias});
 }
 
-at::Tensor SiglipAttention::forward(const at::Tensor& x) const {
-  const int64_t head_dim = x.size(-1) / num_heads_;
-  std::vector<at::Tensor> qkv = linear_group(x, {&q_proj, &k_proj, &v_proj});
+at::Tensor SiglipAttention::mix(const at::Tensor& x, const Fused& fused) const {
+  const int64_t width = x.size(-1), head_dim = width / num_heads_;
+  std::vector<at::Tensor> qkv;
+  if (fused.stacked) {
+    qkv = stacked_linear(x, {q_proj.weight, k_proj.weight, v_proj.weight},
+                         {q_proj.bias, k_proj.bias, v_proj.bias})
+              .split(width, -1);
+  } else {
+    qkv = {q_proj.forward(x), k_proj.forward(x), v_proj.forward(x)};
+  }
   for (at::Tensor& t : qkv) t = t.unflatten(-1, {num_heads_, head_dim});
-  return out_proj.forward(attention(qkv[0], qkv[1], qkv[2]));
+  return fused.attention ? dense_attention(qkv[0], qkv[1], qkv[2])
+                         : attention(qkv[0], qkv[1], qkv[2]);
 }
 
 SiglipLayer::SiglipLayer(const SiglipSizes& sizes)
@@ -39,9 +52,22 @@ SiglipLayer::SiglipLayer(const SiglipSizes& sizes)
   register_child("mlp", mlp);
 }
 
-at::Tensor SiglipLayer::forward(const at::Tensor& x, const SiglipPrecision& precision) const {
-  const at::Tensor h = x + self_attn.forward(layer_norm1.forward(x).to(precision.gemm));
-  return h + mlp.forward(layer_norm2.forward(h).to(precision.gemm));
+Normed SiglipLayer::forward(const Normed& x, const LayerNorm& next,
+                            const SiglipPrecision& precision, const Fused& fused) const {
+  const auto add = [&](const at::Tensor& h, const at::Tensor& product, const Linear& layer,
+                       const LayerNorm& norm) {
+    return add_layer_norm(h, product, fused.norms ? layer.bias : at::Tensor(), norm.weight,
+                          norm.bias, norm.eps(), fused.norms);
+  };
+  // Fused: the bias of a branch's last product is added together with the residual.
+  const auto product = [&](const at::Tensor& in, const Linear& layer) {
+    return fused.norms ? nn::linear(in, layer.weight) : layer.forward(in);
+  };
+  const at::Tensor mixed = self_attn.mix(x.y.to(precision.gemm), fused);
+  const Normed middle =
+      add(x.h, product(mixed, self_attn.out_proj), self_attn.out_proj, layer_norm2);
+  const at::Tensor hidden = mlp.hidden(middle.y.to(precision.gemm), fused.activations);
+  return add(middle.h, product(hidden, mlp.fc2), mlp.fc2, next);
 }
 
 SiglipTower::SiglipTower(const SiglipSizes& sizes)
@@ -78,11 +104,25 @@ at::Tensor SiglipTower::embed(const at::Tensor& images, const SiglipPrecision& p
   return (x + position_).to(precision.stream);
 }
 
-at::Tensor SiglipTower::encode(const at::Tensor& embeddings,
-                               const SiglipPrecision& precision) const {
-  at::Tensor x = embeddings;
-  for (const auto& layer : layers_) x = layer->forward(x, precision);
-  return post_layernorm_.forward(x);
+at::Tensor SiglipTower::encode(const at::Tensor& embeddings, const SiglipPrecision& precision,
+                               const Fused& fused, const RecomputeRule& recomputed) const {
+  // Mixed streams (fp32 residual around bf16 products) take the plain path.
+  const Fused used = precision.gemm == precision.stream ? fused : Fused{};
+  Normed x{embeddings, layers_.empty()
+                           ? embeddings
+                           : layers_.front()->layer_norm1.forward(embeddings, used.norms)};
+  for (size_t l = 0; l < layers_.size(); ++l) {
+    const LayerNorm& next = l + 1 < layers_.size() ? layers_[l + 1]->layer_norm1 : post_layernorm_;
+    const SiglipLayer* layer = layers_[l].get();
+    const auto unit = [layer, &next, precision, used](const std::vector<at::Tensor>& in) {
+      const Normed out = layer->forward({in[0], in[1]}, next, precision, used);
+      return std::vector<at::Tensor>{out.h, out.y};
+    };
+    const std::vector<at::Tensor> out =
+        recompute(recomputed && recomputed(static_cast<int64_t>(l)), unit, {x.h, x.y});
+    x = {out[0], out[1]};
+  }
+  return layers_.empty() ? post_layernorm_.forward(embeddings, used.norms) : x.y;
 }
 
 }  // namespace longship::nn

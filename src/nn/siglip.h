@@ -4,12 +4,15 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <memory>
 #include <vector>
 
+#include "nn/fused.h"
 #include "nn/linear.h"
 #include "nn/mlp.h"
 #include "nn/module.h"
+#include "nn/norm.h"
 
 namespace longship::nn {
 
@@ -31,11 +34,14 @@ struct SiglipPrecision {
   at::ScalarType stream = at::kFloat;
 };
 
+/// Whether layer l is recomputed in the backward pass; empty: none.
+using RecomputeRule = std::function<bool(int64_t)>;
+
 class SiglipAttention : public Module {
  public:
   SiglipAttention(int64_t width, int64_t num_heads);
-  /// x [V, T, width] in the GEMM dtype -> same.
-  at::Tensor forward(const at::Tensor& x) const;
+  /// The heads' output before out_proj: x [V, T, width] in the GEMM dtype -> same.
+  at::Tensor mix(const at::Tensor& x, const Fused& fused) const;
 
   Linear q_proj, k_proj, v_proj, out_proj;
 
@@ -46,7 +52,10 @@ class SiglipAttention : public Module {
 class SiglipLayer : public Module {
  public:
   explicit SiglipLayer(const SiglipSizes& sizes);
-  at::Tensor forward(const at::Tensor& x, const SiglipPrecision& precision) const;
+  /// x: the residual stream and its norm by this layer's layer_norm1 -> the stream behind the layer
+  /// and its norm by `next`.
+  Normed forward(const Normed& x, const LayerNorm& next, const SiglipPrecision& precision,
+                 const Fused& fused) const;
 
   LayerNorm layer_norm1;
   SiglipAttention self_attn;
@@ -63,7 +72,8 @@ class SiglipTower : public Module {
   /// dtype. Throws ShapeError.
   at::Tensor embed(const at::Tensor& images, const SiglipPrecision& precision) const;
   /// The encoder layers and the last norm: [V, T, width] -> [V, T, width] in the stream dtype.
-  at::Tensor encode(const at::Tensor& embeddings, const SiglipPrecision& precision) const;
+  at::Tensor encode(const at::Tensor& embeddings, const SiglipPrecision& precision,
+                    const Fused& fused = {}, const RecomputeRule& recomputed = {}) const;
 
   const SiglipSizes& sizes() const { return sizes_; }
 

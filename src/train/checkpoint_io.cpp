@@ -72,7 +72,7 @@ fs::path save_checkpoint(CheckpointStore& store, const CheckpointContents& conte
 
 void load_training_state(const fs::path& checkpoint, models::Policy& policy, AdamW& optimizer,
                          int64_t num_updates) {
-  policy.load_weights(checkpoint);
+  policy.load_weights(checkpoint, {});
   const fs::path file = checkpoint / "state" / "optimizer.safetensors";
   const std::map<std::string, at::Tensor> state = io::load_tensors(file);
   try {

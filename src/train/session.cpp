@@ -140,10 +140,10 @@ std::unique_ptr<models::Policy> build_policy(const LoadedCheckpoint& checkpoint,
                                              const data::Dataset& dataset, at::Device device) {
   models::BuildOptions options;
   options.device = device;
-  options.seed = static_cast<uint64_t>(checkpoint.recipe.train.seed);
+  options.initialise = false;
   checkpoint.recipe.model->bind_dataset(dataset);
   auto policy = checkpoint.recipe.family->build(*checkpoint.recipe.model, options);
-  policy->load_weights(checkpoint.folder);
+  policy->load_weights(checkpoint.folder, {});
   return policy;
 }
 

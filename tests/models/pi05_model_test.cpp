@@ -23,7 +23,7 @@ using testing::tiny_policy;
 
 at::Tensor velocity(Pi05Policy& policy, const PaddedInputs& inputs) {
   at::NoGradGuard no_grad;
-  return policy.flow(inputs.pack_batch(), {}).v_t;
+  return policy.flow(inputs.pack_batch()).v_t;
 }
 
 TEST(Pi05Model, SampleAloneEqualsSampleInABatch) {
@@ -186,10 +186,10 @@ TEST(Pi05Full, ForwardAndLossHaveTheRightShapesOnMeta) {
   batch.action_is_pad = at::empty({2, 50}, meta.dtype(at::kBool));
   batch.noise = at::empty({2, 50, 32}, meta);
   batch.time = at::empty({2}, meta);
-  const Pi05Flow flow = policy.flow(batch, {});
+  const Pi05Flow flow = policy.flow(batch);
   EXPECT_EQ(flow.v_t.sizes(), (std::vector<int64_t>{2, 50, 32}));
   EXPECT_EQ(flow.v_t.scalar_type(), at::kFloat);
-  EXPECT_EQ(policy.loss(batch, {}).loss.dim(), 0);
+  EXPECT_EQ(policy.loss(batch).loss.dim(), 0);
 }
 
 TEST(Pi05Cost, MatchesTheTableOfTheReference) {

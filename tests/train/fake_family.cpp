@@ -121,10 +121,15 @@ struct FakeItem : models::Transform::Item {
 
 struct FakeBatch : models::Batch {
   at::Tensor state, actions;  // [B, 2], [B, H * 2]
-  void to(at::Device device) override {
-    state = state.to(device);
-    actions = actions.to(device);
+  at::Tensor noise, time;     // [B, H * 2], [B, 1]; made by prepare()
+  uint64_t step = 0;          // of the draw
+  std::vector<std::pair<std::string, at::Tensor*>> tensors() override {
+    return {{"state", &state}, {"actions", &actions}, {"noise", &noise}, {"time", &time}};
   }
+  std::unique_ptr<models::Batch> clone() const override {
+    return std::make_unique<FakeBatch>(*this);
+  }
+  std::string signature() const override { return "B" + std::to_string(size()); }
 };
 
 class FakeTransform : public models::Transform {
@@ -174,14 +179,11 @@ class FakePolicy : public models::Policy {
   FakePolicy(const FakeConfig& config, const models::BuildOptions& options)
       : horizon_(config.data.horizon) {
     const int64_t n = horizon_ * 2;
-    weight_ = at::empty({n, n + 3});
-    std::vector<float> values(static_cast<size_t>(n * (n + 3)));
-    fill_normal(make_key(options.seed, RngStream::kInit), values);
-    for (size_t i = 0; i < values.size(); ++i)
-      weight_.mutable_data_ptr<float>()[i] = 0.1F * values[i];
-    weight_ = weight_.to(options.dtype);
-    bias_ = at::zeros({n}, at::TensorOptions().dtype(options.dtype));
-    dead_ = at::full({3}, 0.5, at::TensorOptions().dtype(options.dtype));
+    const auto tensor_options = at::TensorOptions().dtype(options.dtype);
+    weight_ = at::empty({n, n + 3}, tensor_options);
+    bias_ = at::empty({n}, tensor_options);
+    dead_ = at::empty({3}, tensor_options);
+    initialise(options.seed, {});
     weight_.requires_grad_(true);
     bias_.requires_grad_(!config.freeze_bias);
     freeze_bias_ = config.freeze_bias;
@@ -193,27 +195,33 @@ class FakePolicy : public models::Policy {
             {"net.bias", bias_, freeze_bias_ ? ParamRole::kFrozen : ParamRole::kTrainable},
             {"net.dead", dead_, ParamRole::kDecayOnly}};
   }
-  models::LossResult loss(const models::Batch& batch, const models::DrawKey& key) override {
-    if (g_delay_ms > 0) std::this_thread::sleep_for(std::chrono::milliseconds(g_delay_ms));
-    const auto& b = static_cast<const FakeBatch&>(batch);
-    const int64_t n = b.size();
-    const at::Tensor noise = draw_noise(b, key, RngStream::kNoise);
-    at::Tensor time = at::empty({n, 1});
-    for (int64_t i = 0; i < n; ++i) {
+  void prepare(models::Batch& batch, const models::DrawKey& key) const override {
+    auto& b = static_cast<FakeBatch&>(batch);
+    b.step = key.step;
+    b.noise = draw_noise(b, key, RngStream::kNoise);
+    b.time = at::empty({b.size(), 1});
+    for (int64_t i = 0; i < b.size(); ++i) {
       double t = 0;
       fill_uniform(make_key(key.seed, RngStream::kTime, key.step,
                             static_cast<uint64_t>(b.sample_ids[static_cast<size_t>(i)])),
                    {&t, 1});
-      time.mutable_data_ptr<float>()[i] = static_cast<float>(t);
+      b.time.mutable_data_ptr<float>()[i] = static_cast<float>(t);
     }
+  }
+  using models::Policy::loss;
+  models::LossResult loss(const models::Batch& batch) override {
+    if (g_delay_ms > 0) std::this_thread::sleep_for(std::chrono::milliseconds(g_delay_ms));
+    const auto& b = static_cast<const FakeBatch&>(batch);
+    const at::Tensor& noise = b.noise;
+    const at::Tensor& time = b.time;
     const at::Tensor x_t = time * noise + (1 - time) * b.actions;
     const at::Tensor v = velocity(x_t, time, b.state);
     at::Tensor loss = (v - (noise - b.actions)).square().mean();
     const std::lock_guard lock(g_mutex);
     for (const int64_t bad : g_bad_steps) {
-      if (bad == static_cast<int64_t>(key.step))
+      if (bad == static_cast<int64_t>(b.step))
         loss = loss * std::numeric_limits<double>::quiet_NaN();
-      if (bad < 0 && -bad == static_cast<int64_t>(key.step)) {
+      if (bad < 0 && -bad == static_cast<int64_t>(b.step)) {
         loss =
             loss + 0 * weight_.to(at::kFloat).sum() +
             (weight_.to(at::kFloat).abs().sum() * 0).sqrt();  // finite value, infinite slope at 0
@@ -231,7 +239,23 @@ class FakePolicy : public models::Policy {
     }
     return x.reshape({b.size(), horizon_, 2});
   }
-  void load_weights(const std::filesystem::path& path) override {
+  void initialise(uint64_t seed, const models::PreciseSink& sink) override {
+    const at::NoGradGuard no_grad;
+    const auto fill = [&](const std::string& name, at::Tensor target, const at::Tensor& value) {
+      target.copy_(value);
+      if (sink) sink(name, value);
+    };
+    std::vector<float> values(static_cast<size_t>(weight_.numel()));
+    fill_normal(make_key(seed, RngStream::kInit), values);
+    at::Tensor precise = at::empty(weight_.sizes());
+    for (size_t i = 0; i < values.size(); ++i) {
+      precise.mutable_data_ptr<float>()[i] = 0.1F * values[i];
+    }
+    fill("net.weight", weight_, precise);
+    fill("net.bias", bias_, at::zeros(bias_.sizes()));
+    fill("net.dead", dead_, at::full(dead_.sizes(), 0.5));
+  }
+  void load_weights(const std::filesystem::path& path, const models::PreciseSink& sink) override {
     const at::NoGradGuard no_grad;
     const auto file = std::filesystem::is_directory(path) ? path / "model.safetensors" : path;
     const auto tensors = io::load_tensors(file);
@@ -240,6 +264,7 @@ class FakePolicy : public models::Policy {
       LS_CHECK(found != tensors.end(), CheckpointError, "{}: missing {}", file.string(), p.name);
       at::Tensor target = p.tensor;
       target.copy_(found->second);
+      if (sink) sink(p.name, found->second.to(at::kFloat));
     }
   }
   std::vector<models::NamedTensor> export_weights(

@@ -185,11 +185,13 @@ class ZeroPolicy : public models::Policy {
  public:
   nn::Module& module() override { return module_; }
   std::vector<models::ParamInfo> parameters() override { return {}; }
-  models::LossResult loss(const models::Batch&, const models::DrawKey&) override { return {}; }
+  void prepare(models::Batch&, const models::DrawKey&) const override {}
+  models::LossResult loss(const models::Batch&) override { return {}; }
   at::Tensor sample(const models::Batch& b, const models::DrawKey&) override {
     return at::zeros({b.size(), 16, 2});
   }
-  void load_weights(const std::filesystem::path&) override {}
+  void initialise(uint64_t, const models::PreciseSink&) override {}
+  void load_weights(const std::filesystem::path&, const models::PreciseSink&) override {}
   std::vector<models::NamedTensor> export_weights(std::span<const models::NamedTensor>) override {
     return {};
   }

@@ -46,11 +46,35 @@ at::Tensor valid_rows(const at::Tensor& mask, const at::Tensor& like) {
 
 }  // namespace
 
-void Pi05Batch::to(at::Device device) {
-  for (at::Tensor* tensor :
-       {&images, &token_ids, &state, &actions, &action_is_pad, &noise, &time}) {
-    if (tensor->defined()) *tensor = tensor->to(device, /*non_blocking=*/true);
+std::vector<std::pair<std::string, at::Tensor*>> Pi05Batch::tensors() {
+  std::vector<std::pair<std::string, at::Tensor*>> out;
+  const auto add = [&](const char* name, at::Tensor& tensor) {
+    if (tensor.defined()) out.emplace_back(name, &tensor);
+  };
+  add("images", images);
+  add("token_ids", token_ids);
+  add("state", state);
+  add("actions", actions);
+  add("action_is_pad", action_is_pad);
+  add("noise", noise);
+  add("time", time);
+  if (layout) {
+    for (auto& entry : layout->tensors()) out.push_back(entry);
   }
+  return out;
+}
+
+std::string Pi05Batch::signature() const {
+  LS_CHECK(layout.has_value(), InternalError, "Pi05 batch: signature() before prepare()");
+  std::string out = fmt::format("B{} V{} T{} N{}{}", size(), images.size(0), token_ids.size(0),
+                                layout->num_rows, layout->dense ? " dense" : "");
+  // The plain attention's tables have one shape per distribution of lengths.
+  if (layout->pad_index.defined()) {
+    out += fmt::format(" padded to {} with {} tokens", layout->max_length, layout->num_valid);
+  } else if (layout->num_valid != layout->num_rows && !layout->cu_joint.defined()) {
+    out += fmt::format(" {} tokens", layout->num_valid);
+  }
+  return out;
 }
 
 void Pi05Batch::check() const {
@@ -62,7 +86,9 @@ void Pi05Batch::check() const {
   expect(images, "images", at::kFloat, {total(images_per_sample), 3, -1, -1});
   LS_CHECK(images.size(2) == images.size(3), ShapeError,
            "Pi05 batch: pictures are {}x{}, not square", images.size(2), images.size(3));
-  expect(token_ids, "token_ids", at::kLong, {total(tokens_per_sample)});
+  expect(token_ids, "token_ids", at::kLong, {-1});
+  LS_CHECK(token_ids.size(0) >= total(tokens_per_sample), ShapeError,
+           "Pi05 batch: {} text rows for {} tokens", token_ids.size(0), total(tokens_per_sample));
   if (state.defined()) expect(state, "state", at::kFloat, {batch, -1});
   if (actions.defined()) {
     expect(actions, "actions", at::kFloat, {batch, -1, -1});

@@ -5,18 +5,24 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
+#include "models/pi05/layout.h"
 #include "models/spec.h"
 
 namespace longship::models {
 
-/// B samples, V present pictures over all samples, T valid text tokens over all samples, S picture
-/// size, A horizon, D padded action and state width. Host plans (`*_per_sample`) say how the packed
-/// dimensions split; they never leave the host.
+/// B samples, V present pictures over all samples, T text rows (the valid tokens of all samples,
+/// then padding of id -1 up to a bucket), S picture size, A horizon, D padded action and state
+/// width. Host plans (`*_per_sample`) say how the packed dimensions split; they never leave the
+/// host.
 struct Pi05Batch : Batch {
   at::Tensor images;     // [V, 3, S, S] fp32 in [-1, 1]; sample-major, then slot order
-  at::Tensor token_ids;  // [T] int64; sample-major
+  at::Tensor token_ids;  // [T] int64; sample-major, then -1
   at::Tensor state;  // [B, max_state_dim] fp32, normalised, zero-padded; undefined in parity cases
                      // without one
   at::Tensor actions;        // [B, A, D] fp32, normalised, zero-padded
@@ -24,11 +30,12 @@ struct Pi05Batch : Batch {
   at::Tensor noise;          // [B, A, D] fp32 injected, or undefined: drawn by the model
   at::Tensor time;           // [B] fp32 injected, or undefined: drawn by the model
   std::vector<int64_t> images_per_sample;  // [B], sums to V
-  std::vector<int64_t> tokens_per_sample;  // [B], sums to T
+  std::vector<int64_t> tokens_per_sample;  // [B], sums to the valid part of T
+  std::optional<PrefixLayout> layout;      // where the rows lie; made by Pi05Policy::prepare
 
-  /// Moves every defined tensor, non-blocking (the caller keeps pinned sources alive until the
-  /// stream has copied).
-  void to(at::Device device) override;
+  std::vector<std::pair<std::string, at::Tensor*>> tensors() override;
+  std::unique_ptr<Batch> clone() const override { return std::make_unique<Pi05Batch>(*this); }
+  std::string signature() const override;
   /// Throws ShapeError naming the field when shapes, dtypes or host plans do not fit each other.
   void check() const;
 };

@@ -1,4 +1,4 @@
-// The forward pass of Pi05Model. Shapes: B samples, N packed prefix tokens, L longest prefix, T
+// The forward pass of Pi05Model. Shapes: B samples, N packed prefix rows, L longest prefix, T
 // suffix tokens, A horizon, D padded action dims, W width of the stream at hand, H query heads, G
 // key-value heads, E head dimension.
 #include <ATen/ops/arange.h>
@@ -17,29 +17,16 @@
 
 #include "base/error.h"
 #include "models/pi05/model.h"
-#include "nn/attention.h"
 #include "nn/functions.h"
+#include "nn/recompute.h"
 #include "nn/rope.h"
+#include "nn/stacked_linear.h"
 #include "nn/tensor_math.h"
 
 namespace longship::models {
 namespace {
 
 constexpr int64_t kPadToken = 0;  // its embedding row never gets a gradient, as in the references
-
-/// [..., H + 2G, E] -> rotated queries and keys, and values.
-struct Heads {
-  at::Tensor q, k, v;
-};
-
-Heads split_heads(const at::Tensor& qkv, int64_t num_kv_heads, const nn::RopeTable& table) {
-  const int64_t heads = qkv.size(-2) - 2 * num_kv_heads;
-  const auto parts = qkv.split_with_sizes({heads + num_kv_heads, num_kv_heads}, -2);
-  const at::Tensor rotated = nn::apply_rope(parts[0], table);
-  if (heads == 0) return {{}, rotated, parts[1]};
-  const auto qk = rotated.split_with_sizes({heads, num_kv_heads}, -2);
-  return {qk[0], qk[1], parts[1]};
-}
 
 }  // namespace
 
@@ -52,61 +39,81 @@ at::Tensor time_embedding(const at::Tensor& time, int64_t width, double min_peri
   return at::cat({at::sin(phase), at::cos(phase)}, -1).to(at::kFloat);
 }
 
+at::Tensor Pi05Model::embed_images(const Pi05Batch& batch) const {
+  const at::Tensor patches = vision_.embed(batch.images, precision_.vision);
+  record("act.vision.embeddings", patches);
+  const at::Tensor features = vision_.encode(
+      patches, precision_.vision, fused_,
+      [this](int64_t layer) { return recompute_vision_[static_cast<size_t>(layer)]; });
+  record("act.vision.last", features);
+  const at::Tensor projected = projector_.forward(features.to(precision_.vision.gemm));
+  record("act.vision.projected", projected);
+  return projected.flatten(0, 1).to(precision_.stream);  // not scaled
+}
+
+at::Tensor Pi05Model::embed_text(const Pi05Batch& batch) const {
+  const double scale = std::sqrt(static_cast<double>(sizes_.width));
+  if (embedding_.is_meta()) {
+    return nn::select_rows(embedding_, batch.token_ids).to(precision_.stream) * scale;
+  }
+  // Padding rows (id -1) read the pad token's row: their content reaches nothing.
+  const at::Tensor ids = batch.token_ids.clamp_min(kPadToken);
+  return at::embedding(embedding_, ids, kPadToken).to(precision_.stream) * scale;
+}
+
 at::Tensor Pi05Model::embed_prefix(const Pi05Batch& batch, const PrefixLayout& layout) const {
   std::vector<at::Tensor> parts;
-  if (batch.images.size(0) > 0) {
-    const at::Tensor patches = vision_.embed(batch.images, precision_.vision);
-    record("act.vision.embeddings", patches);
-    const at::Tensor features = vision_.encode(patches, precision_.vision);
-    record("act.vision.last", features);
-    const at::Tensor projected = projector_.forward(features.to(precision_.vision.gemm));
-    record("act.vision.projected", projected);
-    parts.push_back(projected.flatten(0, 1).to(precision_.stream));  // not scaled
-  }
-  if (batch.token_ids.size(0) > 0) {
-    const at::Tensor text = embedding_.is_meta()
-                                ? nn::select_rows(embedding_, batch.token_ids)
-                                : at::embedding(embedding_, batch.token_ids, kPadToken);
-    parts.push_back(text.to(precision_.stream) * std::sqrt(static_cast<double>(sizes_.width)));
-  }
-  return nn::select_rows(at::cat(parts), layout.gather);
+  if (batch.images.size(0) > 0) parts.push_back(embed_images(batch));
+  if (batch.token_ids.size(0) > 0) parts.push_back(embed_text(batch));
+  return nn::pad_rows(at::cat(parts), layout.gather, layout.gather_inverse);
+}
+
+Pi05Model::PrefixState Pi05Model::prefix_layer(size_t l, const nn::Normed& x,
+                                               const PrefixLayout& layout,
+                                               const nn::RopeTable& rows) const {
+  const GemmaLayer& layer = *prefix_layers_[l];
+  const bool last = l + 1 == prefix_layers_.size();
+  const at::Tensor qkv = last ? layer.self_attn.kv(x.y, fused_) : layer.self_attn.qkv(x.y, fused_);
+  const Heads heads = split_heads(qkv, layout.positions, rows, layout.rows_valid());
+  PrefixState out;
+  const at::Tensor mixed = attend_prefix(heads, layout, out.k, out.v);
+  if (last) return out;
+  if (tap) record(fmt::format("act.stream0.layer{}.attn_heads", l), mixed);
+  const nn::Normed middle = layer.post_attention_layernorm.add(
+      x.h, layer.self_attn.o_proj.forward(mixed), {}, {}, fused_.norms);
+  const at::Tensor branch = layer.mlp.forward(middle.y, fused_);
+  out.x = prefix_layers_[l + 1]->input_layernorm.add(middle.h, branch, {}, {}, fused_.norms);
+  return out;
 }
 
 PrefixCache Pi05Model::encode_prefix(const Pi05Batch& batch, const PrefixLayout& layout) const {
   PrefixCache cache;
-  const int64_t batch_size = layout.batch_size, length = layout.max_length;
-  const int64_t groups = sizes_.num_kv_heads, head_dim = sizes_.head_dim;
-  if (layout.num_tokens == 0) {  // no picture and no text in the whole batch
-    const at::Tensor none = at::zeros({batch_size, 0, groups, head_dim},
-                                      batch.token_ids.options().dtype(precision_.stream));
+  if (layout.num_rows == 0) {  // no picture and no text in the whole batch
+    const at::TensorOptions options = batch.token_ids.options().dtype(precision_.stream);
+    const at::Tensor none =
+        fused_.attention
+            ? at::zeros({0, sizes_.num_kv_heads, sizes_.head_dim}, options)
+            : at::zeros({layout.batch_size, 0, sizes_.num_kv_heads, sizes_.head_dim}, options);
     cache.keys.assign(prefix_layers_.size(), none);
     cache.values.assign(prefix_layers_.size(), none);
     return cache;
   }
-  at::Tensor h = embed_prefix(batch, layout);  // [N, W]
-  const nn::RopeTable table = nn::rope_table(at::arange(length, batch.token_ids.options()),
-                                             head_dim, sizes_.rope_theta, precision_.rope);
-  const at::Tensor mask =
-      layout.key_mask.defined() ? layout.key_mask.to(precision_.stream) : layout.key_mask;
+  nn::Normed x;
+  x.h = embed_prefix(batch, layout);  // [N, W]
+  x.y = prefix_layers_.front()->input_layernorm.forward(x.h, {}, fused_.norms);
+  const nn::RopeTable rows = rope_rows(layout.positions);
   for (size_t l = 0; l < prefix_layers_.size(); ++l) {
-    const GemmaLayer& layer = *prefix_layers_[l];
-    const bool last = l + 1 == prefix_layers_.size();
-    if (tap) record(fmt::format("act.stream0.layer{}.in", l), h);
-    const at::Tensor normed = layer.input_layernorm.forward(h);
-    at::Tensor qkv = last ? layer.self_attn.kv(normed) : layer.self_attn.qkv(normed);
-    if (!layout.dense) qkv = nn::pad_rows(qkv, layout.pad_index, layout.unpad_index);
-    const Heads heads =
-        split_heads(qkv.view({batch_size, length, qkv.size(-2), head_dim}), groups, table);
-    cache.keys.push_back(heads.k);
-    cache.values.push_back(heads.v);
-    if (last) break;
-    at::Tensor mixed = nn::attention(heads.q, heads.k, heads.v, mask).flatten(0, 1);
-    if (!layout.dense) {
-      mixed = nn::unpad_rows(mixed, layout.pad_index, layout.unpad_index, layout.unused);
-    }
-    if (tap) record(fmt::format("act.stream0.layer{}.attn_heads", l), mixed);
-    h = add_branch(h, layer.self_attn.o_proj.forward(mixed));
-    h = add_branch(h, layer.mlp.forward(layer.post_attention_layernorm.forward(h)));
+    if (tap) record(fmt::format("act.stream0.layer{}.in", l), x.h);
+    const auto unit = [this, l, layout, rows](const std::vector<at::Tensor>& in) {
+      const PrefixState state = prefix_layer(l, {in[0], in[1]}, layout, rows);
+      std::vector<at::Tensor> out{state.k, state.v};
+      if (state.x.h.defined()) out.insert(out.end(), {state.x.h, state.x.y});
+      return out;
+    };
+    const std::vector<at::Tensor> out = nn::recompute(recompute_joint_[l], unit, {x.h, x.y});
+    cache.keys.push_back(out[0]);
+    cache.values.push_back(out[1]);
+    if (out.size() > 2) x = {out[2], out[3]};
   }
   return cache;
 }
@@ -124,7 +131,7 @@ std::vector<Modulation> Pi05Model::modulations(const at::Tensor& cond) const {
     add(layer->post_attention_layernorm);
   }
   add(expert_norm_);
-  const at::Tensor all = nn::linear(cond.to(precision_.heads), at::cat(weights), at::cat(biases));
+  const at::Tensor all = nn::stacked_linear(cond.to(precision_.heads), weights, biases);
   const auto parts = all.split(sizes_.expert_width, -1);
   for (size_t i = 0; i < out.size(); ++i) {
     out[i] = {parts[3 * i], parts[3 * i + 1], parts[3 * i + 2]};
@@ -153,51 +160,59 @@ at::Tensor Pi05Model::embed_suffix(const at::Tensor& state, const at::Tensor& x_
   return at::cat({state_token.unsqueeze(1), tokens}, 1).to(precision_.stream);
 }
 
-at::Tensor Pi05Model::suffix_mask(const PrefixLayout& layout, int64_t suffix_length) const {
-  const bool has_state = !config_.is_pi05();
-  if (!layout.key_mask.defined() && !has_state) return {};
-  const at::TensorOptions options = layout.lengths.options().dtype(at::kFloat);
-  const at::Tensor prefix = layout.key_mask.defined()
-                                ? layout.key_mask
-                                : at::zeros({layout.batch_size, 1, 1, layout.max_length}, options);
-  const int64_t rows = has_state ? suffix_length : 1;
-  at::Tensor suffix = at::zeros({layout.batch_size, 1, rows, suffix_length}, options);
-  // The state token is a block of its own: it does not see the actions.
-  if (has_state) suffix.narrow(2, 0, 1).narrow(3, 1, suffix_length - 1).fill_(nn::kMasked);
-  return at::cat({prefix.expand({-1, -1, rows, -1}), suffix}, -1).to(precision_.stream);
+nn::Normed Pi05Model::expert_layer(size_t l, const nn::Normed& x,
+                                   const std::vector<Modulation>& mods, const at::Tensor& k,
+                                   const at::Tensor& v, const PrefixLayout& layout,
+                                   const nn::RopeTable& rows, const at::Tensor& mask) const {
+  const GemmaLayer& layer = *expert_layers_[l];
+  const Modulation& attn_mod = mods[2 * l];
+  const Modulation& mlp_mod = mods[2 * l + 1];
+  const at::Tensor qkv = layer.self_attn.qkv(x.y, fused_).flatten(0, 1);
+  const Heads heads = split_heads(qkv, layout.suffix_positions, rows, {});
+  const at::Tensor mixed = attend_suffix(heads, k, v, layout, mask);
+  if (tap) record(fmt::format("act.stream1.layer{}.attn_heads", l), mixed);
+  const nn::Normed middle = layer.post_attention_layernorm.add(
+      x.h, layer.self_attn.o_proj.forward(mixed), attn_mod.gate, mlp_mod, fused_.norms);
+  const at::Tensor branch = layer.mlp.forward(middle.y, fused_);
+  const GemmaNorm& next =
+      l + 1 < expert_layers_.size() ? expert_layers_[l + 1]->input_layernorm : expert_norm_;
+  return next.add(middle.h, branch, mlp_mod.gate, mods[2 * l + 2], fused_.norms);
 }
 
 at::Tensor Pi05Model::velocity(const PrefixCache& cache, const PrefixLayout& layout,
                                const at::Tensor& state, const at::Tensor& x_t,
                                const at::Tensor& time) const {
   at::Tensor cond;
-  at::Tensor h = embed_suffix(state, x_t, time, &cond);  // [B, T, W]
+  nn::Normed x;
+  x.h = embed_suffix(state, x_t, time, &cond);  // [B, T, W]
   const std::vector<Modulation> mods = modulations(cond);
-  const int64_t length = h.size(1);
-  const at::Tensor positions =
-      layout.lengths.unsqueeze(1) + at::arange(length, layout.lengths.options());
-  const nn::RopeTable table =
-      nn::rope_table(positions, sizes_.head_dim, sizes_.rope_theta, precision_.rope);
+  x.y = expert_layers_.front()->input_layernorm.forward(x.h, mods.front(), fused_.norms);
+  const int64_t length = x.h.size(1);
+  const nn::RopeTable rows = rope_rows(layout.suffix_positions);
   const at::Tensor mask = suffix_mask(layout, length);
   for (size_t l = 0; l < expert_layers_.size(); ++l) {
-    const GemmaLayer& layer = *expert_layers_[l];
-    const Modulation& attn_mod = mods[2 * l];
-    const Modulation& mlp_mod = mods[2 * l + 1];
-    if (tap) record(fmt::format("act.stream1.layer{}.in", l), h);
-    const at::Tensor normed = layer.input_layernorm.forward(h, attn_mod);
-    if (tap) record(fmt::format("act.stream1.layer{}.norm1", l), normed);
-    const Heads heads = split_heads(layer.self_attn.qkv(normed), sizes_.num_kv_heads, table);
-    const at::Tensor mixed = nn::attention(heads.q, at::cat({cache.keys[l], heads.k}, 1),
-                                           at::cat({cache.values[l], heads.v}, 1), mask);
-    if (tap) record(fmt::format("act.stream1.layer{}.attn_heads", l), mixed);
-    h = add_branch(h, layer.self_attn.o_proj.forward(mixed), attn_mod.gate);
-    const at::Tensor normed2 = layer.post_attention_layernorm.forward(h, mlp_mod);
-    h = add_branch(h, layer.mlp.forward(normed2), mlp_mod.gate);
+    if (tap) record(fmt::format("act.stream1.layer{}.in", l), x.h);
+    if (tap) record(fmt::format("act.stream1.layer{}.norm1", l), x.y);
+    // Everything that needs a gradient is an input of the unit: the stream, the prefix keys and
+    // values, and this layer's modulations (this norm's gate, the two that follow).
+    std::vector<at::Tensor> inputs{x.h, x.y, cache.keys[l], cache.values[l]};
+    for (size_t i = 2 * l; i < 2 * l + 3; ++i) {
+      inputs.insert(inputs.end(), {mods[i].scale, mods[i].shift, mods[i].gate});
+    }
+    const auto unit = [this, l, layout, rows, mask](const std::vector<at::Tensor>& in) {
+      std::vector<Modulation> own(2 * l + 3);
+      for (size_t i = 0; i < 3; ++i) {
+        own[2 * l + i] = {in[4 + 3 * i], in[5 + 3 * i], in[6 + 3 * i]};
+      }
+      const nn::Normed out = expert_layer(l, {in[0], in[1]}, own, in[2], in[3], layout, rows, mask);
+      return std::vector<at::Tensor>{out.h, out.y};
+    };
+    const std::vector<at::Tensor> out = nn::recompute(recompute_joint_[l], unit, inputs);
+    x = {out[0], out[1]};
   }
-  const at::Tensor y = expert_norm_.forward(h, mods.back());
-  record("act.stream1.final_norm", y);
+  record("act.stream1.final_norm", x.y);
   const int64_t horizon = x_t.size(1);
-  const at::Tensor tail = y.narrow(1, length - horizon, horizon).to(precision_.heads);
+  const at::Tensor tail = x.y.narrow(1, length - horizon, horizon).to(precision_.heads);
   const at::Tensor v = action_out_.forward(tail);
   return v.scalar_type() == at::kDouble ? v : v.to(at::kFloat);
 }

@@ -1,10 +1,8 @@
 #include "models/pi05/gemma.h"
 
-#include <ATen/ops/addcmul.h>
 #include <ATen/ops/cat.h>
 
-#include "nn/norm.h"
-#include "nn/tensor_math.h"
+#include "nn/stacked_linear.h"
 
 namespace longship::models {
 
@@ -17,30 +15,37 @@ GemmaNorm::GemmaNorm(int64_t width, double eps, bool adaptive) : eps_(eps) {
   }
 }
 
-at::Tensor GemmaNorm::forward(const at::Tensor& x, const Modulation& modulation) const {
-  if (!dense) return nn::rms_norm(x, weight, eps_);
-  return nn::ada_rms_norm(x, modulation.scale, modulation.shift, eps_);
+at::Tensor GemmaNorm::forward(const at::Tensor& x, const Modulation& modulation, bool fused) const {
+  if (!dense) return nn::rms_norm(x, weight, eps_, fused);
+  return nn::ada_rms_norm(x, modulation.scale, modulation.shift, eps_, fused);
+}
+
+nn::Normed GemmaNorm::add(const at::Tensor& h, const at::Tensor& branch, const at::Tensor& gate,
+                          const Modulation& modulation, bool fused) const {
+  return nn::add_rms_norm(h, branch, gate, dense ? modulation.scale : weight,
+                          dense ? modulation.shift : at::Tensor(), eps_, fused);
 }
 
 GemmaAttention::GemmaAttention(const GemmaLayerSizes& s)
     : q_proj(s.width, s.num_heads * s.head_dim, false),
       k_proj(s.width, s.num_kv_heads * s.head_dim, false),
       v_proj(s.width, s.num_kv_heads * s.head_dim, false),
-      o_proj(s.num_heads * s.head_dim, s.width, false),
-      head_dim_(s.head_dim) {
+      o_proj(s.num_heads * s.head_dim, s.width, false) {
   register_child("q_proj", q_proj);
   register_child("k_proj", k_proj);
   register_child("v_proj", v_proj);
   register_child("o_proj", o_proj);
+  register_stack({&q_proj.weight, &k_proj.weight, &v_proj.weight});
 }
 
-at::Tensor GemmaAttention::qkv(const at::Tensor& x) const {
-  return nn::linear(x, at::cat({q_proj.weight, k_proj.weight, v_proj.weight}))
-      .unflatten(-1, {-1, head_dim_});
+at::Tensor GemmaAttention::qkv(const at::Tensor& x, const nn::Fused& fused) const {
+  if (!fused.stacked) return at::cat({q_proj.forward(x), k_proj.forward(x), v_proj.forward(x)}, -1);
+  return nn::stacked_linear(x, {q_proj.weight, k_proj.weight, v_proj.weight});
 }
 
-at::Tensor GemmaAttention::kv(const at::Tensor& x) const {
-  return nn::linear(x, at::cat({k_proj.weight, v_proj.weight})).unflatten(-1, {-1, head_dim_});
+at::Tensor GemmaAttention::kv(const at::Tensor& x, const nn::Fused& fused) const {
+  if (!fused.stacked) return at::cat({k_proj.forward(x), v_proj.forward(x)}, -1);
+  return nn::stacked_linear(x, {k_proj.weight, v_proj.weight});
 }
 
 GemmaLayer::GemmaLayer(const GemmaLayerSizes& s, bool adaptive)
@@ -52,11 +57,6 @@ GemmaLayer::GemmaLayer(const GemmaLayerSizes& s, bool adaptive)
   register_child("mlp", mlp);
   register_child("input_layernorm", input_layernorm);
   register_child("post_attention_layernorm", post_attention_layernorm);
-}
-
-at::Tensor add_branch(const at::Tensor& h, const at::Tensor& branch, const at::Tensor& gate) {
-  if (!gate.defined()) return h + branch;
-  return at::addcmul(h, branch, gate.unsqueeze(1).to(h.scalar_type()));
 }
 
 }  // namespace longship::models

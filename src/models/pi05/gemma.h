@@ -5,9 +5,11 @@
 
 #include <memory>
 
+#include "nn/fused.h"
 #include "nn/linear.h"
 #include "nn/mlp.h"
 #include "nn/module.h"
+#include "nn/norm.h"
 
 namespace longship::models {
 
@@ -32,7 +34,10 @@ class GemmaNorm : public nn::Module {
  public:
   GemmaNorm(int64_t width, double eps, bool adaptive);
   /// Plain: x [..., width]. Adaptive: x [B, T, width].
-  at::Tensor forward(const at::Tensor& x, const Modulation& modulation = {}) const;
+  at::Tensor forward(const at::Tensor& x, const Modulation& modulation, bool fused) const;
+  /// h + branch * gate (undefined: plain addition), and this norm of it.
+  nn::Normed add(const at::Tensor& h, const at::Tensor& branch, const at::Tensor& gate,
+                 const Modulation& modulation, bool fused) const;
 
   at::Tensor weight;
   std::unique_ptr<nn::Linear> dense;
@@ -44,15 +49,12 @@ class GemmaNorm : public nn::Module {
 class GemmaAttention : public nn::Module {
  public:
   explicit GemmaAttention(const GemmaLayerSizes& sizes);
-  /// x [..., width] -> [..., heads + 2 kv_heads, head_dim] (query, key, value heads), one product.
-  at::Tensor qkv(const at::Tensor& x) const;
-  /// [..., 2 kv_heads, head_dim]: key and value heads only.
-  at::Tensor kv(const at::Tensor& x) const;
+  /// x [..., width] -> [..., (heads + 2 kv_heads) * head_dim]: query, key and value heads.
+  at::Tensor qkv(const at::Tensor& x, const nn::Fused& fused) const;
+  /// [..., 2 kv_heads * head_dim]: key and value heads only.
+  at::Tensor kv(const at::Tensor& x, const nn::Fused& fused) const;
 
   nn::Linear q_proj, k_proj, v_proj, o_proj;
-
- private:
-  int64_t head_dim_;
 };
 
 class GemmaLayer : public nn::Module {
@@ -63,8 +65,5 @@ class GemmaLayer : public nn::Module {
   nn::GatedMlp mlp;
   GemmaNorm input_layernorm, post_attention_layernorm;
 };
-
-/// h + branch * gate, or h + branch for a plain stream. h, branch [B, T, W], gate [B, W].
-at::Tensor add_branch(const at::Tensor& h, const at::Tensor& branch, const at::Tensor& gate = {});
 
 }  // namespace longship::models

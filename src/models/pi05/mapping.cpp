@@ -144,7 +144,8 @@ std::optional<std::string> pi05_canonical_name(std::string_view name, bool is_pi
   return std::string(name);
 }
 
-void pi05_load_weights(Pi05Model& model, const std::filesystem::path& path) {
+void pi05_load_weights(Pi05Model& model, const std::filesystem::path& path,
+                       const PreciseSink& sink) {
   const io::Weights weights = io::open_weights(path);
   const bool is_pi05 = model.config().is_pi05();
   Faults faults;
@@ -168,7 +169,7 @@ void pi05_load_weights(Pi05Model& model, const std::filesystem::path& path) {
     }
   }
 
-  std::vector<std::pair<at::Tensor, const io::TensorInfo*>> copies;
+  std::vector<std::tuple<std::string, at::Tensor, const io::TensorInfo*>> copies;
   for (const auto& [name, parameter] : model.named_parameters()) {
     const auto it = tensors.find(name);
     if (it == tensors.end()) {
@@ -180,7 +181,7 @@ void pi05_load_weights(Pi05Model& model, const std::filesystem::path& path) {
                                               io::describe(*it->second),
                                               shape_text(parameter.sizes())));
     }
-    copies.emplace_back(parameter, it->second);
+    copies.emplace_back(name, parameter, it->second);
     tensors.erase(it);
   }
   for (const auto& [name, info] : tensors) {
@@ -188,8 +189,11 @@ void pi05_load_weights(Pi05Model& model, const std::filesystem::path& path) {
   }
   faults.raise(path);
 
-  for (auto& [parameter, info] : copies) {
-    if (!parameter.is_meta()) parameter.detach().copy_(io::to_tensor(weights, *info));
+  for (auto& [name, parameter, info] : copies) {
+    if (parameter.is_meta()) continue;
+    const at::Tensor value = io::to_tensor(weights, *info);
+    parameter.detach().copy_(value);
+    if (sink) sink(name, value.to(at::kFloat));
   }
   model.expert_lm_head = at::Tensor();
   if (expert_head != nullptr) model.expert_lm_head = io::to_tensor(weights, *expert_head);

@@ -26,7 +26,9 @@ std::optional<std::string> pi05_canonical_name(std::string_view name, bool is_pi
 /// Copies a checkpoint file or folder into the model, casting to each parameter's dtype. One
 /// CheckpointError lists all missing, unexpected, mis-shaped and doubly defined tensors. A Pi0 file
 /// for a Pi0.5 model (or the reverse) is refused.
-void pi05_load_weights(Pi05Model& model, const std::filesystem::path& path);
+/// `sink` gets every parameter's fp32 values before they are rounded.
+void pi05_load_weights(Pi05Model& model, const std::filesystem::path& path,
+                       const PreciseSink& sink = {});
 
 /// The complete public name set, values replaced by name where given.
 std::vector<NamedTensor> pi05_export_weights(const Pi05Model& model,

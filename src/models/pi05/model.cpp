@@ -1,11 +1,12 @@
 #include "models/pi05/model.h"
 
-#include <ATen/ops/cat.h>
-#include <ATen/ops/zeros.h>
+#include <ATen/ops/empty.h>
 #include <fmt/core.h>
 
 #include <cmath>
 
+#include "base/error.h"
+#include "models/pi05/plan.h"
 #include "nn/init.h"
 
 namespace longship::models {
@@ -54,11 +55,14 @@ at::ScalarType pi05_parameter_dtype(const Pi05Config& config, at::ScalarType dty
   return vision && config.parity == "loongforge" ? at::kFloat : dtype;
 }
 
-Pi05Model::Pi05Model(const Pi05Config& config, at::ScalarType dtype)
+Pi05Model::Pi05Model(const Pi05Config& config, const BuildOptions& options)
     : config_(config),
       sizes_(config.sizes()),
-      dtype_(dtype),
-      precision_(pi05_precision(config, dtype)),
+      dtype_(options.dtype),
+      precision_(pi05_precision(config, options.dtype)),
+      fused_(options.fused),
+      token_bucket_(options.token_bucket),
+      pad_text_(options.pad_text),
       vision_(sizes_.vision),
       projector_(sizes_.vision.width, sizes_.width, true),
       prefix_norm_(sizes_.width, sizes_.norm_eps, false),
@@ -79,9 +83,33 @@ Pi05Model::Pi05Model(const Pi05Config& config, at::ScalarType dtype)
     action_time_in_ = std::make_unique<nn::Linear>(2 * width, width, true);
     action_time_out_ = std::make_unique<nn::Linear>(width, width, true);
   }
+  // The state token of Pi0 needs a mask, and flash kernels are for bf16: the plain attention there.
+  fused_.attention = fused_.attention && config.is_pi05() && dtype_ == at::kBFloat16;
   register_all();
-  materialise(at::kMeta,
-              [&](std::string_view name) { return pi05_parameter_dtype(config_, dtype_, name); });
+  allocate(at::kMeta);
+  choose_recomputed(options.recompute);
+}
+
+void Pi05Model::choose_recomputed(const std::vector<std::string>& patterns) {
+  recompute_vision_.assign(static_cast<size_t>(sizes_.vision.depth), false);
+  recompute_joint_.assign(static_cast<size_t>(sizes_.depth), false);
+  for (const std::string& pattern : patterns) {
+    bool matched = false;
+    const auto choose = [&](const char* kind, std::vector<bool>& flags) {
+      for (size_t l = 0; l < flags.size(); ++l) {
+        const bool hit = pattern == "full" || (pattern == "vit" && kind[0] == 'v') ||
+                         matches_parameter(pattern, fmt::format("{}.{}", kind, l));
+        if (hit) flags[l] = true;
+        matched = matched || hit;
+      }
+    };
+    choose("vision", recompute_vision_);
+    choose("joint", recompute_joint_);
+    LS_CHECK(matched, ConfigError,
+             "train.recompute: '{}' matches no unit; use none, vit, full, or patterns over "
+             "'vision.0' .. 'vision.{}' and 'joint.0' .. 'joint.{}'",
+             pattern, sizes_.vision.depth - 1, sizes_.depth - 1);
+  }
 }
 
 void Pi05Model::register_all() {
@@ -98,6 +126,20 @@ void Pi05Model::register_all() {
     register_child(fmt::format("{}layers.{}", kExpert, l), *expert_layers_[l]);
   }
   register_child(fmt::format("{}norm", kExpert), expert_norm_);
+  if (config_.is_pi05()) {  // one product gives every modulation of a step
+    std::vector<at::Tensor*> weights, biases;
+    const auto add = [&](GemmaNorm& norm) {
+      weights.push_back(&norm.dense->weight);
+      biases.push_back(&norm.dense->bias);
+    };
+    for (const auto& layer : expert_layers_) {
+      add(layer->input_layernorm);
+      add(layer->post_attention_layernorm);
+    }
+    add(expert_norm_);
+    register_stack(std::move(weights));
+    register_stack(std::move(biases));
+  }
   register_child("action_in_proj", action_in_);
   register_child("action_out_proj", action_out_);
   if (time_in_) {
@@ -110,11 +152,22 @@ void Pi05Model::register_all() {
   }
 }
 
-void Pi05Model::initialise(at::Device device, uint64_t seed) {
+void Pi05Model::allocate(at::Device device) {
   materialise(device,
               [&](std::string_view name) { return pi05_parameter_dtype(config_, dtype_, name); });
+}
+
+void Pi05Model::initialise(uint64_t seed, const PreciseSink& sink) {
   for_each_parameter([&](const std::string& name, at::Tensor& parameter) {
-    initialise_parameter(name, parameter, seed);
+    if (!sink || parameter.scalar_type() == at::kFloat || parameter.is_meta()) {
+      initialise_parameter(name, parameter, seed);
+      if (sink && !parameter.is_meta()) sink(name, parameter.detach());
+      return;
+    }
+    at::Tensor precise = at::empty(parameter.sizes(), parameter.options().dtype(at::kFloat));
+    initialise_parameter(name, precise, seed);
+    parameter.detach().copy_(precise);
+    sink(name, precise);
   });
 }
 

@@ -13,8 +13,12 @@
 #include "models/pi05/config.h"
 #include "models/pi05/gemma.h"
 #include "models/pi05/layout.h"
+#include "models/spec.h"
+#include "nn/fused.h"
 #include "nn/linear.h"
 #include "nn/module.h"
+#include "nn/norm.h"
+#include "nn/rope.h"
 #include "nn/siglip.h"
 
 namespace longship::models {
@@ -35,7 +39,8 @@ Pi05Precision pi05_precision(const Pi05Config& config, at::ScalarType dtype);
 at::ScalarType pi05_parameter_dtype(const Pi05Config& config, at::ScalarType dtype,
                                     std::string_view name);
 
-/// Rotated keys and values of the prefix per layer, [B, L, kv_heads, head_dim].
+/// Rotated keys and values of the prefix per layer: packed rows [N, kv_heads, head_dim], or, for
+/// the plain attention, padded [B, L, kv_heads, head_dim].
 struct PrefixCache {
   std::vector<at::Tensor> keys, values;
 };
@@ -52,11 +57,14 @@ struct Pi05Flow {
 /// lm_head.weight. The expert's unused lm_head is not a parameter.
 class Pi05Model : public nn::Module {
  public:
-  /// Shapes only (meta device). Sizes and precision are fixed here.
-  Pi05Model(const Pi05Config& config, at::ScalarType dtype);
+  /// Shapes only (meta device). Sizes, precision, operators and recomputed units are fixed here.
+  /// Throws ConfigError for a recompute pattern that matches no unit.
+  Pi05Model(const Pi05Config& config, const BuildOptions& options);
 
-  /// Allocates on `device` and fills every parameter from (seed, name).
-  void initialise(at::Device device, uint64_t seed);
+  /// Gives every parameter uninitialised storage on `device`.
+  void allocate(at::Device device);
+  /// Fills every parameter from (seed, name); `sink` gets the fp32 values before rounding.
+  void initialise(uint64_t seed, const PreciseSink& sink);
 
   /// Runs pictures and text through the prefix stream. The last layer stops at its keys and values:
   /// nothing reads its output.
@@ -73,9 +81,12 @@ class Pi05Model : public nn::Module {
   at::Tensor integrate(const PrefixCache& cache, const PrefixLayout& layout,
                        const at::Tensor& state, const at::Tensor& noise) const;
 
-  PrefixLayout layout(const Pi05Batch& batch) const {
-    return make_prefix_layout(batch, sizes_.vision.num_tokens());
-  }
+  /// Completes batch.layout (host tensors) and pads its text rows to the bucket.
+  void prepare(Pi05Batch& batch) const;
+  /// The layout of a prepared batch; for others one is made, on the batch's device. Also makes the
+  /// rotation table long enough, so call it outside a capture before the first capture.
+  PrefixLayout layout(const Pi05Batch& batch) const;
+  const nn::Fused& fused() const { return fused_; }
   const Pi05Sizes& sizes() const { return sizes_; }
   const Pi05Config& config() const { return config_; }
   at::ScalarType dtype() const { return dtype_; }
@@ -88,23 +99,54 @@ class Pi05Model : public nn::Module {
   at::Tensor expert_lm_head;
 
  private:
+  /// Queries, keys and values of packed rows, rotated.
+  struct Heads {
+    at::Tensor q, k, v;  // [rows, heads, head_dim]; q undefined when only keys and values are asked
+  };
+  struct PrefixState {
+    nn::Normed x;     // packed rows [N, W]
+    at::Tensor k, v;  // as in PrefixCache
+  };
   void register_all();
+  void choose_recomputed(const std::vector<std::string>& patterns);
   void initialise_parameter(const std::string& name, at::Tensor& parameter, uint64_t seed) const;
   void record(std::string_view name, const at::Tensor& tensor) const {
     if (tap) tap(name, tensor);
   }
+  at::Tensor embed_images(const Pi05Batch& batch) const;
+  at::Tensor embed_text(const Pi05Batch& batch) const;
   at::Tensor embed_prefix(const Pi05Batch& batch, const PrefixLayout& layout) const;
+  Heads split_heads(const at::Tensor& qkv, const at::Tensor& positions, const nn::RopeTable& rows,
+                    const at::Tensor& rows_valid) const;
+  nn::RopeTable rope_rows(const at::Tensor& positions) const;
+  void reserve_positions(const PrefixLayout& layout) const;
+  /// One prefix layer: from the stream and its norm to those behind the layer.
+  PrefixState prefix_layer(size_t l, const nn::Normed& x, const PrefixLayout& layout,
+                           const nn::RopeTable& rows) const;
+  at::Tensor attend_prefix(const Heads& heads, const PrefixLayout& layout, at::Tensor& cached_k,
+                           at::Tensor& cached_v) const;
+  at::Tensor attend_suffix(const Heads& own, const at::Tensor& k, const at::Tensor& v,
+                           const PrefixLayout& layout, const at::Tensor& mask) const;
+  nn::Normed expert_layer(size_t l, const nn::Normed& x, const std::vector<Modulation>& mods,
+                          const at::Tensor& k, const at::Tensor& v, const PrefixLayout& layout,
+                          const nn::RopeTable& rows, const at::Tensor& mask) const;
   /// One modulation per adaptive norm in the order of use, the final norm last.
   std::vector<Modulation> modulations(const at::Tensor& cond) const;
   /// Suffix tokens [B, A or A+1, W] and the condition [B, W] (Pi0.5).
   at::Tensor embed_suffix(const at::Tensor& state, const at::Tensor& x_t, const at::Tensor& time,
                           at::Tensor* cond) const;
   at::Tensor suffix_mask(const PrefixLayout& layout, int64_t suffix_length) const;
+  int64_t suffix_length() const { return config_.horizon() + (config_.is_pi05() ? 0 : 1); }
 
   Pi05Config config_;
   Pi05Sizes sizes_;
   at::ScalarType dtype_;
   Pi05Precision precision_;
+  nn::Fused fused_;
+  int64_t token_bucket_ = 1;
+  bool pad_text_ = false;
+  std::vector<bool> recompute_vision_, recompute_joint_;  // per layer
+  mutable nn::RopeTable rope_;                            // [P, 1, head_dim / 2]
   nn::SiglipTower vision_;
   nn::Linear projector_;
   at::Tensor embedding_;  // [vocab, width]

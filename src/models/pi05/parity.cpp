@@ -45,7 +45,7 @@ class Pi05ParityAdapter : public ParityAdapter {
     policy_->model().tap = [&](std::string_view name, const at::Tensor& value) {
       taps.emplace(std::string(name), value.detach().to(at::kCPU).to(at::kFloat));
     };
-    const Pi05Flow flow = policy_->flow(batch, {});
+    const Pi05Flow flow = policy_->flow(batch);
     policy_->model().tap = nullptr;
     at::Tensor loss = policy_->reduce(flow, batch);
     loss.backward();
@@ -87,9 +87,7 @@ class Pi05ParityAdapter : public ParityAdapter {
     return policy_->parameters();
   }
 
-  at::Tensor train_loss(int64_t batch) override {
-    return policy_->loss(make_batch(batch), {}).loss;
-  }
+  at::Tensor train_loss(int64_t batch) override { return policy_->loss(make_batch(batch)).loss; }
 
   ParityTolerance low_precision_tolerance() const override {
     // Documented in README.md: several times the largest difference seen on the recorded cases.
@@ -131,6 +129,8 @@ class Pi05ParityAdapter : public ParityAdapter {
     BuildOptions build;
     build.device = options_.device;
     build.dtype = options_.dtype;
+    build.initialise = false;
+    build.fused = options_.fused;
     auto policy = std::make_unique<Pi05Policy>(config, build);
     policy->load_weights(folder_ / "weights.safetensors");
     return policy;
@@ -144,6 +144,7 @@ class Pi05ParityAdapter : public ParityAdapter {
                            input(p + "action_is_pad"));
     batch.noise = input(p + "noise");
     batch.time = input(p + "time");
+    policy_->prepare(batch, {});
     batch.to(options_.device);
     return batch;
   }

@@ -19,33 +19,48 @@ const Pi05Batch& pi05_batch(const Batch& batch) {
   LS_CHECK(own != nullptr, InternalError, "pi05: the batch was made by another family's transform");
   return *own;
 }
+Pi05Batch& pi05_batch(Batch& batch) {
+  return const_cast<Pi05Batch&>(pi05_batch(static_cast<const Batch&>(batch)));
+}
 
 }  // namespace
 
 Pi05Policy::Pi05Policy(const Pi05Config& config, const BuildOptions& options)
-    : model_((config.check(), config), options.dtype) {
+    : model_((config.check(), config), options) {
   LS_CHECK(config.parity == "openpi" || config.action_dim > 0, ConfigError,
            "model.parity loongforge averages the loss over the real action dims, but "
            "model.action_dim is 0 and no "
            "dataset has set it");
-  if (options.device.type() != at::kMeta) model_.initialise(options.device, options.seed);
+  if (options.device.type() != at::kMeta) {
+    model_.allocate(options.device);
+    if (options.initialise) model_.initialise(options.seed, {});
+  }
   parameters_ = pi05_parameters(model_);
   for (ParamInfo& info : parameters_) {
     info.tensor.set_requires_grad(info.role == ParamRole::kTrainable);
   }
 }
 
-Pi05Flow Pi05Policy::flow(const Pi05Batch& batch, const DrawKey& key) const {
-  const at::Device device = batch.actions.device();
-  at::Tensor noise = batch.noise, time = batch.time;
-  if (!noise.defined()) {
-    noise = draw_noise(key.seed, RngStream::kNoise, key.step, batch.sample_ids,
-                       batch.actions.size(1), model_.sizes().max_action_dim, device);
+void Pi05Policy::initialise(uint64_t seed, const PreciseSink& sink) {
+  model_.initialise(seed, sink);
+}
+
+void Pi05Policy::prepare(Batch& batch, const DrawKey& key) const {
+  Pi05Batch& own = pi05_batch(batch);
+  model_.prepare(own);
+  if (!own.noise.defined()) {
+    own.noise = draw_noise(key.seed, RngStream::kNoise, key.step, own.sample_ids,
+                           own.actions.size(1), model_.sizes().max_action_dim, at::kCPU);
   }
-  if (!time.defined()) {
-    time = draw_time(model_.config(), key.seed, key.step, batch.sample_ids, device);
+  if (!own.time.defined()) {
+    own.time = draw_time(model_.config(), key.seed, key.step, own.sample_ids, at::kCPU);
   }
-  return model_.flow(batch, noise, time);
+}
+
+Pi05Flow Pi05Policy::flow(const Pi05Batch& batch) const {
+  LS_CHECK(batch.noise.defined() && batch.time.defined(), InternalError,
+           "pi05: the batch has no noise or time; prepare() draws them");
+  return model_.flow(batch, batch.noise, batch.time);
 }
 
 at::Tensor Pi05Policy::real_dims(const at::Tensor& actions) const {
@@ -76,9 +91,9 @@ at::Tensor Pi05Policy::with_unreached_parameters(at::Tensor loss, const Pi05Batc
   return loss;
 }
 
-LossResult Pi05Policy::loss(const Batch& batch, const DrawKey& key) {
+LossResult Pi05Policy::loss(const Batch& batch) {
   const Pi05Batch& own = pi05_batch(batch);
-  const Pi05Flow terms = flow(own, key);
+  const Pi05Flow terms = flow(own);
   LossResult result;
   result.loss = with_unreached_parameters(reduce(terms, own), own);
   const int64_t dim = model_.config().action_dim;
@@ -117,8 +132,8 @@ at::Tensor Pi05Policy::sample(const Batch& batch, const DrawKey& key) {
   return real_dims(model_.integrate(model_.encode_prefix(own, where), where, own.state, noise));
 }
 
-void Pi05Policy::load_weights(const std::filesystem::path& path) {
-  pi05_load_weights(model_, path);
+void Pi05Policy::load_weights(const std::filesystem::path& path, const PreciseSink& sink) {
+  pi05_load_weights(model_, path, sink);
 }
 
 std::vector<NamedTensor> Pi05Policy::export_weights(std::span<const NamedTensor> values) {

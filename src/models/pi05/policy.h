@@ -18,14 +18,17 @@ class Pi05Policy : public Policy {
   nn::Module& module() override { return model_; }
   Pi05Model& model() { return model_; }
   std::vector<ParamInfo> parameters() override { return parameters_; }
-  LossResult loss(const Batch& batch, const DrawKey& key) override;
+  void prepare(Batch& batch, const DrawKey& key) const override;
+  using Policy::loss;
+  LossResult loss(const Batch& batch) override;
   at::Tensor sample(const Batch& batch, const DrawKey& key) override;
   at::Tensor sample_draws(const Batch& batch, uint64_t seed, int64_t draws) override;
-  void load_weights(const std::filesystem::path& path) override;
+  void initialise(uint64_t seed, const PreciseSink& sink) override;
+  void load_weights(const std::filesystem::path& path, const PreciseSink& sink = {}) override;
   std::vector<NamedTensor> export_weights(std::span<const NamedTensor> values) override;
 
-  /// The terms behind loss(): injected or drawn noise and time.
-  Pi05Flow flow(const Pi05Batch& batch, const DrawKey& key) const;
+  /// The terms behind loss(), for a prepared batch.
+  Pi05Flow flow(const Pi05Batch& batch) const;
   /// Mean of flow.elem over what the preset counts: all padded dims (openpi) or the real ones
   /// (loongforge), all steps or those inside the episode (mask_action_padding). [] fp32.
   at::Tensor reduce(const Pi05Flow& flow, const Pi05Batch& batch) const;

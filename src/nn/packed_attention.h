@@ -1,0 +1,24 @@
+#pragma once
+// Attention through the library's flash kernels: no score matrix and no mask in memory. CUDA, bf16.
+// Under deterministic algorithms (at::globalContext) only kernels whose backward repeats bit for
+// bit are used.
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+namespace longship::nn {
+
+/// Every query sees every key of its sample. q [B, Tq, H, E], k, v [B, Tk, G, E], G divides H;
+/// strided views are read in place. Returns [B, Tq, H*E]. Scale 1/sqrt(E).
+at::Tensor dense_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);
+
+/// Samples of different lengths behind each other. q [N, H, E], k, v [M, G, E]; cu_q, cu_k [B+1]
+/// int32: query rows cu_q[b] .. cu_q[b+1] see key rows cu_k[b] .. cu_k[b+1]; max_q, max_k: upper
+/// bounds of one sample's rows. Returns [N, H*E]. Rows of the result behind cu_q[B] and of the
+/// gradients behind the last rows are undefined; the caller zeroes or ignores them.
+at::Tensor varlen_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                            const at::Tensor& cu_q, const at::Tensor& cu_k, int64_t max_q,
+                            int64_t max_k);
+
+}  // namespace longship::nn
