@@ -112,6 +112,11 @@ std::vector<std::string> cross_checks(const Recipe& r) {
   require(!r.train.stop_after || *r.train.stop_after <= r.train.steps,
           fmt::format("train.stop_after: {} is beyond train.steps {}",
                       r.train.stop_after.value_or(0), r.train.steps));
+  require(r.train.cuda_graph == "none" || r.perf.fused_optimizer,
+          "train.cuda_graph: needs perf.fused_optimizer; set perf.fused_optimizer=true or "
+          "train.cuda_graph=none");
+  require(!r.train.fp8 || r.train.dtype == "bf16",
+          "train.fp8: works on bf16 weights; set train.dtype=bf16 or train.fp8=null");
   require(r.train.dtype == "fp32" || r.train.dtype == "bf16", "train.dtype: fp32 or bf16");
   require(r.checkpoint.resume != "", "checkpoint.resume: auto, never, or the path of a checkpoint");
   const EvalSection off;
@@ -210,6 +215,18 @@ void TrainSection::reflect(config::Visitor& visitor) {
                 {.doc = "Only kernels that repeat bit for bit; slower on a GPU"});
   visitor.field("threads", threads,
                 {.doc = "CPU threads of the tensor library; 0: all cores", .min = 0, .max = 4096});
+  visitor.choice("cuda_graph", cuda_graph, {"none", "per_microbatch", "full_iteration"},
+                 {.doc = "CUDA: launch every operator, replay forward and backward of a "
+                         "micro-batch as one graph, or the whole step with the optimizer; the "
+                         "results are the same"});
+  visitor.field("recompute", recompute,
+                {.doc = "Units whose activations are computed again in the backward pass instead "
+                        "of kept: none, vit, full, or unit patterns such as vision.*,joint.1?"});
+  visitor.field("fp8", fp8,
+                {.doc = "CUDA with bf16: products in FP8. null: none; default: the layers that the "
+                        "family lists; or the table that longship calibrate wrote"});
+  visitor.field("tf32", tf32,
+                {.doc = "CUDA: fp32 products on tensor cores with 10 bits of mantissa"});
   visitor.choice("on_nonfinite", on_nonfinite, {"stop", "skip"},
                  {.doc = "NaN or Inf in loss or gradients: stop with exit code 6, or skip the "
                          "whole step"});
@@ -217,6 +234,39 @@ void TrainSection::reflect(config::Visitor& visitor) {
                 {.doc = "Most steps that on_nonfinite 'skip' may skip in a run; null: 10",
                  .unit = "steps",
                  .min = 1});
+}
+
+void PerfSection::reflect(config::Visitor& visitor) {
+  visitor.field("fused_norms", fused_norms,
+                {.doc = "CUDA: residual, gate and the following norm in one pass over memory"});
+  visitor.field("fused_activations", fused_activations,
+                {.doc = "CUDA: GEGLU, and GELU with its bias, in one pass"});
+  visitor.field("fused_rope", fused_rope,
+                {.doc = "CUDA: rotation and split of queries, keys and values in one pass"});
+  visitor.field("fused_loss", fused_loss,
+                {.doc = "CUDA: flow-matching target, loss and gradient in one pass each"});
+  visitor.field("fused_optimizer", fused_optimizer,
+                {.doc = "CUDA: norm, clipping and AdamW over all tensors in three launches, "
+                        "without the host; needed for cuda_graph"});
+  visitor.field("sparse_embedding", sparse_embedding,
+                {.doc = "CUDA: only token rows that were ever used have gradients and moments"});
+  visitor.field("stacked_linears", stacked_linears,
+                {.doc = "One product for layers with the same input (q, k, v; gate, up)"});
+  visitor.field("flash_attention", flash_attention,
+                {.doc = "CUDA with bf16: flash kernels over packed rows; false: padded rows, a "
+                        "mask and the library's choice"});
+  visitor.field("pack_text", pack_text,
+                {.doc = "Only valid text tokens are computed; false: text rows up to the limit"});
+  visitor.field("copy_ahead", copy_ahead,
+                {.doc = "CUDA: inputs of the next step are copied while this one runs"});
+  visitor.field("token_bucket", token_bucket,
+                {.doc = "CUDA: text rows of a batch are padded to a multiple of this, so that few "
+                        "graphs serve all batches",
+                 .unit = "tokens",
+                 .min = 1,
+                 .max = 65536});
+  visitor.field("cpu_oracles", cpu_oracles,
+                {.doc = "Use the fused operators on the CPU too; slow, for tests"});
 }
 
 void CheckpointSection::reflect(config::Visitor& visitor) {
@@ -259,6 +309,7 @@ void Recipe::reflect(config::Visitor& visitor) {
   visitor.section("data", data, "Where samples come from");
   visitor.section("optim", optim, "Optimizer");
   visitor.section("train", train, "The loop");
+  visitor.section("perf", perf, "Optimisations, each with a plain fall-back");
   visitor.section("checkpoint", checkpoint, "Saving and resuming");
   visitor.section("log", log, "What is written while training");
   visitor.section("eval", eval, "Evaluation at the end of the training");
@@ -326,6 +377,8 @@ std::vector<Difference> compare(const Recipe& before, const Recipe& after) {
                                                  "train.on_nonfinite",
                                                  "train.max_skipped_steps",
                                                  "train.device",
+                                                 "train.cuda_graph",
+                                                 "perf.copy_ahead",
                                                  "output_dir"};
   const auto is_harmless = [&](const std::string& key) {
     return harmless.contains(key) || key.starts_with("checkpoint.") || key.starts_with("log.") ||

@@ -59,10 +59,31 @@ struct TrainSection {
   int64_t seed = 42;
   bool deterministic = false;
   int64_t threads = 0;
+  std::string cuda_graph = "none";
+  std::string recompute = "none";
+  std::optional<std::string> fp8;
+  bool tf32 = true;
   std::string on_nonfinite = "stop";
   std::optional<int64_t> max_skipped_steps;
   void reflect(config::Visitor& visitor);
   int64_t num_micro() const { return micro_batch ? global_batch / *micro_batch : 1; }
+};
+
+/// Switches of optimisations. Each off gives the plain way to compute the same thing.
+struct PerfSection {
+  bool fused_norms = true;
+  bool fused_activations = true;
+  bool fused_rope = true;
+  bool fused_loss = true;
+  bool fused_optimizer = true;
+  bool sparse_embedding = true;
+  bool stacked_linears = true;
+  bool flash_attention = true;
+  bool pack_text = true;
+  bool copy_ahead = true;
+  int64_t token_bucket = 256;
+  bool cpu_oracles = false;
+  void reflect(config::Visitor& visitor);
 };
 
 struct CheckpointSection {
@@ -96,6 +117,7 @@ struct Recipe {
   DataSection data;
   OptimSection optim;
   TrainSection train;
+  PerfSection perf;
   CheckpointSection checkpoint;
   LogSection log;
   EvalSection eval;

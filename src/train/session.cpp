@@ -1,5 +1,6 @@
 #include "train/session.h"
 
+#include <ATen/Context.h>
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
@@ -7,7 +8,9 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "base/sha256.h"
+#include "base/strings.h"
 #include "data/lerobot/lerobot_dataset.h"
+#include "runtime/device.h"
 #include "train/checkpoint.h"
 
 namespace longship::train {
@@ -134,6 +137,34 @@ LoadedCheckpoint read_checkpoint(const fs::path& path, const FamilyLookup& looku
   out.recipe = load_recipe(recipe_file, {}, lookup);
   out.stats = stats_from_json(out.folder / "stats.json");
   return out;
+}
+
+models::BuildOptions build_options(const Recipe& recipe, at::Device device) {
+  const PerfSection& perf = recipe.perf;
+  models::BuildOptions out;
+  out.device = device;
+  out.dtype = parse_dtype(recipe.train.dtype);
+  out.initialise = false;
+  const bool fuse = device.is_cuda() || perf.cpu_oracles;
+  out.fused.norms = fuse && perf.fused_norms;
+  out.fused.activations = fuse && perf.fused_activations;
+  out.fused.rope = fuse && perf.fused_rope;
+  out.fused.loss = fuse && perf.fused_loss;
+  out.fused.embedding = fuse && perf.sparse_embedding && perf.fused_optimizer;
+  out.fused.stacked = perf.stacked_linears;
+  out.fused.attention = device.is_cuda() && perf.flash_attention;
+  out.token_bucket = device.is_cuda() ? perf.token_bucket : 1;
+  out.pad_text = !perf.pack_text;
+  if (recipe.train.recompute != "none") out.recompute = split(recipe.train.recompute, ',');
+  return out;
+}
+
+void apply_library_settings(const Recipe& recipe) {
+  runtime::set_cpu_threads(static_cast<int>(recipe.train.threads));
+  at::Context& context = at::globalContext();
+  context.setDeterministicAlgorithms(recipe.train.deterministic, false);
+  context.setDeterministicCuDNN(recipe.train.deterministic);
+  context.setAllowTF32CuBLAS(recipe.train.tf32);
 }
 
 std::unique_ptr<models::Policy> build_policy(const LoadedCheckpoint& checkpoint,

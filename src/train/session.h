@@ -32,6 +32,12 @@ std::map<std::string, data::FeatureStats> stats_from_json(const std::filesystem:
 
 at::ScalarType parse_dtype(const std::string& name);
 
+/// How a recipe builds its model on `device`: dtype, operators, recomputed units, buckets. Weights
+/// stay uninitialised.
+models::BuildOptions build_options(const Recipe& recipe, at::Device device);
+/// Global settings of the tensor library that a recipe asks for: threads, determinism, TF32.
+void apply_library_settings(const Recipe& recipe);
+
 /// A checkpoint folder written by a run, read back.
 struct LoadedCheckpoint {
   std::filesystem::path folder;

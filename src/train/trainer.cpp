@@ -1,13 +1,10 @@
 #include "train/trainer.h"
 
-#include <ATen/Context.h>
-#include <ATen/core/grad_mode.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
-#include <span>
+#include <set>
 
 #include "base/error.h"
 #include "base/fs.h"
@@ -25,6 +22,7 @@
 #include "train/metrics.h"
 #include "train/run_folder.h"
 #include "train/session.h"
+#include "train/step_engine.h"
 
 namespace longship::train {
 namespace {
@@ -35,14 +33,6 @@ using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
-
-// What one step found out, before anything is updated.
-struct StepResult {
-  double loss = 0;
-  double grad_norm = 0;
-  std::vector<std::pair<std::string, double>> extra;
-  std::string fault;  // empty when everything is finite
-};
 
 class Run {
  public:
@@ -63,11 +53,13 @@ class Run {
   void say_what_runs();
   void start_feed();
   int64_t last_step() const { return recipe_.train.stop_after.value_or(recipe_.train.steps); }
-  StepResult forward_backward(int64_t step);
-  void one_step(int64_t step);
-  void skip_or_stop(int64_t step, const StepResult& result);
+  void submit_step(int64_t step);
+  void take_reports(int64_t leave_in_flight);
+  void handle(const StepReport& report);
+  void skip_or_stop(const StepReport& report);
   void record(int64_t step, bool force);
-  void report_progress(const StepResult& result);
+  void report_progress(const StepReport& report);
+  UpdateScalars scalars_of(int64_t num_updates) const;
   void save();
   void finish();
 
@@ -82,6 +74,7 @@ class Run {
   std::unique_ptr<models::Transform> transform_;
   std::unique_ptr<models::Policy> policy_;
   std::unique_ptr<AdamW> optimizer_;
+  std::unique_ptr<StepEngine> engine_;
   std::unique_ptr<data::ShuffledStream> stream_;
   std::unique_ptr<MetricsLog> metrics_;
   std::unique_ptr<Progress> progress_;
@@ -118,11 +111,7 @@ void Run::prepare() {
   log::init(options_.quiet ? log::Level::kError : log::Level::kInfo, folder / "train.log");
   plan.report();
   store_.remove_partials();
-  runtime::set_cpu_threads(static_cast<int>(recipe_.train.threads));
-  if (recipe_.train.deterministic) {
-    at::globalContext().setDeterministicAlgorithms(true, false);
-    at::globalContext().setDeterministicCuDNN(true);
-  }
+  apply_library_settings(recipe_);
   log::info("longship {}; {}, {}", version(), runtime::describe(device_), recipe_.train.dtype);
   log::info("{}: {} samples of {} episodes for training, {} episodes held out",
             dataset_->root().string(), with_thousands(stream_->num_samples()),
@@ -133,6 +122,7 @@ void Run::prepare() {
     state_ = plan.state;
     state_.dataset_fingerprint = print;
     load_training_state(*plan.resume_from, *policy_, *optimizer_, state_.num_updates);
+    engine_->reset(state_.num_updates);
     log::info("resumed from {} at step {}", plan.resume_from->string(), state_.step);
     outcome_.checkpoint = *plan.resume_from;
     if (!plan.is_fork) saved_step_ = state_.step;
@@ -147,26 +137,28 @@ void Run::prepare() {
 }
 
 void Run::build_policy() {
-  models::BuildOptions build;
-  build.device = device_;
-  build.dtype = parse_dtype(recipe_.train.dtype);
-  build.seed = static_cast<uint64_t>(recipe_.train.seed);
+  const models::BuildOptions build = build_options(recipe_, device_);
   const std::string weights = initial_weights(recipe_);
   policy_ = bound_.family->build(*bound_.model, build);
-  if (!weights.empty()) {
-    log::info("weights from {}", weights);
-    policy_->load_weights(weights);
-  }
   optimizer_ = std::make_unique<AdamW>(policy_->parameters(), recipe_.optim.adamw());
-  if (!optimizer_->has_masters()) return;
   // Masters keep the full fp32 values of the file or of the initialisation, not the rounded ones.
-  build.dtype = at::kFloat;
-  build.device = at::kCPU;
-  const auto precise = bound_.family->build(*bound_.model, build);
-  if (!weights.empty()) precise->load_weights(weights);
-  for (const models::ParamInfo& info : precise->parameters()) {
-    optimizer_->set_master(info.name, info.tensor);
+  std::set<std::string> updated;
+  for (const AdamW::Entry& entry : optimizer_->entries()) updated.insert(entry.name);
+  const models::PreciseSink sink = [&](const std::string& name, const at::Tensor& value) {
+    if (updated.contains(name)) optimizer_->set_master(name, value);
+  };
+  if (weights.empty()) {
+    policy_->initialise(static_cast<uint64_t>(recipe_.train.seed), sink);
+  } else {
+    log::info("weights from {}", weights);
+    policy_->load_weights(weights, sink);
   }
+  StepEngineOptions options;
+  options.device = device_;
+  options.graph = parse_graph_mode(recipe_.train.cuda_graph);
+  options.copy_ahead = recipe_.perf.copy_ahead;
+  options.fused_update = recipe_.perf.fused_optimizer;
+  engine_ = make_step_engine(*policy_, *optimizer_, options);
 }
 
 void Run::say_what_runs() {
@@ -195,49 +187,44 @@ void Run::start_feed() {
       const int64_t id = stream_->at(i * micro + k);
       items.push_back(transform_->prepare(dataset_->get(id, windows)));
     }
-    return transform_->collate(items);
+    std::unique_ptr<models::Batch> batch = transform_->collate(items);
+    const int64_t num_micro_batches = recipe_.train.num_micro();
+    policy_->prepare(*batch, {static_cast<uint64_t>(recipe_.train.seed),
+                              static_cast<uint64_t>(i / num_micro_batches)});
+    if (device_.is_cuda()) {
+      for (auto& [name, tensor] : batch->tensors()) *tensor = tensor->pin_memory();
+    }
+    return batch;
   };
   feed_ = std::make_unique<OrderedPrefetcher<std::unique_ptr<models::Batch>>>(
       recipe_.data.workers, recipe_.data.prefetch, produce, state_.step * num_micro,
       last_step() * num_micro);
 }
 
-StepResult Run::forward_backward(int64_t step) {
-  const int64_t num_micro = recipe_.train.num_micro();
-  const models::DrawKey key{static_cast<uint64_t>(recipe_.train.seed), static_cast<uint64_t>(step)};
-  StepResult result;
-  std::vector<int64_t> ids;
-  optimizer_->zero_grad();
-  for (int64_t m = 0; m < num_micro; ++m) {
-    const std::unique_ptr<models::Batch> batch = feed_->next();
-    wait_ms_ += feed_->wait_ms();
-    ids.insert(ids.end(), batch->sample_ids.begin(), batch->sample_ids.end());
-    if (!device_.is_cpu()) batch->to(device_);
-    models::LossResult loss = policy_->loss(*batch, key);
-    (num_micro == 1 ? loss.loss : loss.loss.div(static_cast<double>(num_micro))).backward();
-    const double value = loss.loss.item<double>();
-    result.loss += value / static_cast<double>(num_micro);
-    for (size_t i = 0; i < loss.metrics.size(); ++i) {
-      if (m == 0) result.extra.emplace_back(loss.metrics[i].first, 0.0);
-      result.extra[i].second +=
-          loss.metrics[i].second.item<double>() / static_cast<double>(num_micro);
-    }
-    if (!std::isfinite(value) && result.fault.empty()) {
-      result.fault = fmt::format("the loss is {} (micro-batch {} of {}, samples {})", value, m + 1,
-                                 num_micro, fmt::join(batch->sample_ids, ", "));
-    }
-  }
-  result.grad_norm = optimizer_->grad_norm();
-  if (!std::isfinite(result.grad_norm) && result.fault.empty()) {
-    result.fault = fmt::format("the gradients are not finite (norm {}, loss {}, samples {})",
-                               result.grad_norm, result.loss, fmt::join(ids, ", "));
-  }
-  return result;
+UpdateScalars Run::scalars_of(int64_t num_updates) const {
+  return {schedule_.lr(num_updates),
+          recipe_.optim.weight_decay_ramp.value(recipe_.optim.weight_decay, num_updates)};
 }
 
-void Run::skip_or_stop(int64_t step, const StepResult& result) {
-  const std::string what = fmt::format("step {}: {}", step + 1, result.fault);
+void Run::submit_step(int64_t step) {
+  std::vector<std::unique_ptr<models::Batch>> micro;
+  for (int64_t m = 0; m < recipe_.train.num_micro(); ++m) {
+    micro.push_back(feed_->next());
+    wait_ms_ += feed_->wait_ms();
+  }
+  engine_->submit(step, std::move(micro), state_.num_updates, scalars_of(state_.num_updates),
+                  scalars_of(state_.num_updates + 1));
+}
+
+void Run::take_reports(int64_t leave_in_flight) {
+  while (engine_->in_flight() > leave_in_flight) handle(engine_->take_report());
+}
+
+void Run::skip_or_stop(const StepReport& report) {
+  const std::string what = fmt::format("step {}: {}", report.step + 1, report.fault);
+  // A step behind this one may be in flight; with 'stop' the device leaves it without effect.
   if (recipe_.train.on_nonfinite == "stop") {
+    while (engine_->in_flight() > 0) engine_->take_report();
     save();
     throw NonFiniteError(fmt::format(
         "{}; nothing was updated, and the state before this step is in {}. Look at these samples, "
@@ -249,46 +236,42 @@ void Run::skip_or_stop(int64_t step, const StepResult& result) {
     save();
     throw NonFiniteError(
         fmt::format("{}; {} steps were skipped already and train.max_skipped_steps is {}. The "
-                    "state before this "
-                    "step is in {}",
+                    "state before this step is in {}",
                     what, state_.skipped_steps, most, outcome_.checkpoint.string()));
   }
   ++state_.skipped_steps;
   log::warn("{}; the step is skipped ({} of at most {})", what, state_.skipped_steps, most);
+  engine_->reset(state_.num_updates);
 }
 
-void Run::one_step(int64_t step) {
-  const StepResult result = forward_backward(step);
-  outcome_.losses.push_back(result.loss);
-  outcome_.last_loss = result.loss;
-  if (!result.fault.empty()) {
-    skip_or_stop(step, result);
+void Run::handle(const StepReport& report) {
+  outcome_.losses.push_back(report.loss);
+  outcome_.last_loss = report.loss;
+  if (!report.fault.empty()) {
+    skip_or_stop(report);
   } else {
     last_lr_ = schedule_.lr(state_.num_updates);
-    const double decay =
-        recipe_.optim.weight_decay_ramp.value(recipe_.optim.weight_decay, state_.num_updates);
-    optimizer_->apply(last_lr_, result.grad_norm, decay);
     ++state_.num_updates;
     ++state_.window_updates;
-    state_.window_loss += result.loss;
-    state_.window_grad_norm += result.grad_norm;
-    if (state_.window_extra.size() != result.extra.size())
-      state_.window_extra = result.extra;
+    state_.window_loss += report.loss;
+    state_.window_grad_norm += report.grad_norm;
+    if (state_.window_extra.size() != report.extra.size())
+      state_.window_extra = report.extra;
     else
-      for (size_t i = 0; i < result.extra.size(); ++i)
-        state_.window_extra[i].second += result.extra[i].second;
+      for (size_t i = 0; i < report.extra.size(); ++i)
+        state_.window_extra[i].second += report.extra[i].second;
   }
   ++state_.window_steps;
   ++timed_steps_;
-  state_.step = step + 1;
+  state_.step = report.step + 1;
   state_.num_samples += recipe_.train.global_batch;
-  report_progress(result);
-  record(step + 1, step + 1 == recipe_.train.steps);
+  report_progress(report);
+  record(state_.step, state_.step == recipe_.train.steps);
 }
 
-void Run::report_progress(const StepResult& result) {
+void Run::report_progress(const StepReport& report) {
   if (!progress_) return;
-  progress_->update(state_.step, fmt::format("loss {:.4f}  lr {:.1e}", result.loss, last_lr_));
+  progress_->update(state_.step, fmt::format("loss {:.4f}  lr {:.1e}", report.loss, last_lr_));
 }
 
 void Run::record(int64_t step, bool force) {
@@ -353,12 +336,20 @@ TrainOutcome Run::train() {
     start_feed();
   }
   try {
-    while (state_.step < last_step() && !guard.interrupted()) {
-      one_step(state_.step);
-      if (recipe_.checkpoint.every && state_.step % *recipe_.checkpoint.every == 0) save();
+    for (int64_t next = state_.step; next < last_step() && !guard.interrupted(); ++next) {
+      submit_step(next);
+      const bool saves =
+          next + 1 == last_step() ||
+          (recipe_.checkpoint.every && (next + 1) % *recipe_.checkpoint.every == 0);
+      // With 'skip' the host has to know before the next step whether this one counted.
+      const bool wait = saves || recipe_.train.on_nonfinite == "skip";
+      take_reports(wait ? 0 : engine_->lag());
+      if (saves && recipe_.checkpoint.every && state_.step % *recipe_.checkpoint.every == 0) save();
     }
+    take_reports(0);
   } catch (const DataError&) {
     // A sample could not be read, so the step did not begin: what was learned so far is kept.
+    take_reports(0);
     save();
     throw;
   }

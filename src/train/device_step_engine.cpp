@@ -1,0 +1,274 @@
+#include "train/device_step_engine.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <deque>
+#include <map>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "ops/adamw.h"
+#include "runtime/stream.h"
+
+namespace longship::train {
+namespace {
+
+using Batches = std::vector<std::unique_ptr<models::Batch>>;
+
+/// Graphs kept at most: each holds its own input buffers.
+constexpr size_t kMaxPlans = 16;
+
+/// A shape of step: its input buffers and, from its second occurrence on, its graph.
+struct Plan {
+  Batches inputs;
+  std::unique_ptr<runtime::CapturedGraph> graph;
+  bool ran = false;  // once eagerly, so that libraries have made their plans and workspaces
+};
+
+/// A step whose report has not been taken. Holds the device batches until the device is done.
+struct Pending {
+  int64_t step = 0;
+  std::vector<std::vector<int64_t>> sample_ids;  // per micro-batch
+  Batches batches;
+  at::Tensor losses;  // pinned [num_micro, 1 + metrics] fp32
+  at::Tensor report;  // pinned, the optimizer's
+  runtime::Event done;
+};
+
+class DeviceStepEngine : public StepEngine {
+ public:
+  DeviceStepEngine(models::Policy& policy, AdamW& optimizer, const StepEngineOptions& options)
+      : policy_(policy),
+        optimizer_(optimizer),
+        options_(options),
+        compute_(runtime::Stream::make(options.device, true)),
+        copy_(runtime::Stream::make(options.device)) {
+  }
+  ~DeviceStepEngine() override {
+    copy_.synchronize();
+    compute_.synchronize();
+  }
+
+  void submit(int64_t step, Batches micro, int64_t num_updates, const UpdateScalars& now,
+              const UpdateScalars& next) override;
+  int64_t in_flight() const override { return static_cast<int64_t>(pending_.size()); }
+  int64_t lag() const override { return 1; }
+  StepReport take_report() override;
+  void reset(int64_t num_updates) override;
+  EngineFacts facts() const override { return facts_; }
+
+ private:
+  Plan& plan_for(const Batches& micro);
+  void load_inputs(const Batches& from, Batches& to);
+  void micro_step(const models::Batch& batch, at::Tensor row, int64_t count);
+  at::Tensor loss_row(int64_t m) { return losses_.defined() ? losses_.select(0, m) : losses_; }
+  void whole_step(const Batches& batches);
+  void run_eagerly(const Batches& batches);
+  void run_captured(Plan& plan, const Batches& batches);
+  void capture(Plan& plan, const std::function<void()>& work);
+
+  models::Policy& policy_;
+  AdamW& optimizer_;
+  StepEngineOptions options_;
+  runtime::Stream compute_, copy_;
+  runtime::GraphPool pool_;
+  std::map<std::string, Plan> plans_;
+  std::deque<Pending> pending_;
+  std::vector<std::string> metric_names_;
+  at::Tensor losses_;  // device [num_micro, 1 + metrics] fp32
+  at::Tensor row_;     // device [1 + metrics] fp32, where a captured micro-batch puts them
+  int64_t num_micro_ = 1;
+  EngineFacts facts_;
+};
+
+// Forward and backward of one micro-batch; its loss and metrics end in `row` (undefined in the very
+// first step, which finds out how many there are).
+void DeviceStepEngine::micro_step(const models::Batch& batch, at::Tensor row, int64_t count) {
+  const models::LossResult result = policy_.loss(batch);
+  (count == 1 ? result.loss : result.loss.div(static_cast<double>(count))).backward();
+  std::vector<at::Tensor> values{result.loss.detach()};
+  for (const auto& [name, value] : result.metrics) values.push_back(value);
+  const at::NoGradGuard no_grad;
+  if (!losses_.defined()) {
+    for (const auto& [name, value] : result.metrics) metric_names_.push_back(name);
+    losses_ = at::zeros({num_micro_, static_cast<int64_t>(values.size())},
+                        values.front().options().dtype(at::kFloat));
+    row_ = at::zeros({losses_.size(1)}, losses_.options());
+    row = losses_.select(0, 0);
+  }
+  row.copy_(at::stack(values));
+}
+
+void DeviceStepEngine::whole_step(const Batches& batches) {
+  const int64_t count = static_cast<int64_t>(batches.size());
+  optimizer_.zero_grad(GradReset::kDrop);
+  policy_.begin_step();
+  for (int64_t m = 0; m < count; ++m) {
+    micro_step(*batches[static_cast<size_t>(m)], loss_row(m), count);
+  }
+  optimizer_.enqueue_step();
+}
+
+void DeviceStepEngine::run_eagerly(const Batches& batches) {
+  if (options_.graph != GraphMode::kPerMicrobatch) return whole_step(batches);
+  const int64_t count = static_cast<int64_t>(batches.size());
+  optimizer_.zero_grad(GradReset::kZero);
+  policy_.begin_step();
+  for (int64_t m = 0; m < count; ++m) {
+    micro_step(*batches[static_cast<size_t>(m)], loss_row(m), count);
+  }
+  optimizer_.enqueue_step();
+}
+
+void DeviceStepEngine::capture(Plan& plan, const std::function<void()>& work) {
+  if (facts_.captures > 0) {
+    log::warn("a step of a new shape is captured ({} graphs so far)", facts_.captures);
+  }
+  // What the eager step left in the allocator's cache would stand beside the graph's own memory.
+  runtime::release_cached_memory();
+  plan.graph = std::make_unique<runtime::CapturedGraph>();
+  plan.graph->capture(compute_, pool_, work);
+  ++facts_.captures;
+}
+
+void DeviceStepEngine::run_captured(Plan& plan, const Batches& batches) {
+  const int64_t count = static_cast<int64_t>(batches.size());
+  if (options_.graph == GraphMode::kFullIteration) {
+    load_inputs(batches, plan.inputs);
+    if (!plan.graph) {
+      optimizer_.zero_grad(GradReset::kDrop);
+      capture(plan, [&] { whole_step(plan.inputs); });
+    }
+    plan.graph->replay();
+    facts_.graph_nodes = plan.graph->num_nodes();
+    return;
+  }
+  optimizer_.zero_grad(GradReset::kZero);
+  policy_.begin_step();
+  for (int64_t m = 0; m < count; ++m) {
+    models::Batch& input = *plan.inputs.front();
+    for (size_t i = 0; i < input.tensors().size(); ++i) {
+      input.tensors()[i].second->copy_(*batches[static_cast<size_t>(m)]->tensors()[i].second);
+    }
+    if (!plan.graph) capture(plan, [&] { micro_step(input, row_, count); });
+    plan.graph->replay();
+    loss_row(m).copy_(row_);
+  }
+  facts_.graph_nodes = plan.graph->num_nodes() * count;
+  optimizer_.enqueue_step();
+}
+
+void DeviceStepEngine::load_inputs(const Batches& from, Batches& to) {
+  for (size_t m = 0; m < from.size(); ++m) {
+    const auto source = from[m]->tensors();
+    const auto target = to[m]->tensors();
+    LS_CHECK(source.size() == target.size(), InternalError,
+             "batches of one signature have {} and {} tensors", source.size(), target.size());
+    for (size_t i = 0; i < source.size(); ++i) target[i].second->copy_(*source[i].second);
+  }
+}
+
+Plan& DeviceStepEngine::plan_for(const Batches& micro) {
+  std::string key;
+  for (const auto& batch : micro) key += batch->signature() + ";";
+  if (plans_.size() >= kMaxPlans && !plans_.contains(key)) {
+    log::warn("more than {} shapes of steps: their graphs are dropped and captured again; a larger "
+              "perf.token_bucket gives fewer shapes",
+              kMaxPlans);
+    compute_.synchronize();
+    plans_.clear();
+  }
+  Plan& plan = plans_[key];
+  if (!plan.inputs.empty() || options_.graph == GraphMode::kNone) return plan;
+  const size_t copies = options_.graph == GraphMode::kFullIteration ? micro.size() : 1;
+  for (size_t m = 0; m < copies; ++m) {
+    plan.inputs.push_back(micro[m]->clone());
+    for (auto& [name, tensor] : plan.inputs.back()->tensors()) *tensor = at::empty_like(*tensor);
+  }
+  return plan;
+}
+
+void DeviceStepEngine::submit(int64_t step, Batches micro, int64_t num_updates,
+                              const UpdateScalars& now, const UpdateScalars& next) {
+  num_micro_ = static_cast<int64_t>(micro.size());
+  Pending pending;
+  pending.step = step;
+  for (const auto& batch : micro) {
+    pending.sample_ids.push_back(batch->sample_ids);
+  }
+  runtime::Event copied;
+  {
+    const runtime::Stream& stream = options_.copy_ahead ? copy_ : compute_;
+    const runtime::StreamScope scope(stream);
+    for (const auto& batch : micro) batch->to(options_.device);
+    copied.record(stream);
+  }
+  pending.batches = std::move(micro);
+  const runtime::StreamScope scope(compute_);
+  copied.block(compute_);
+  optimizer_.upload_scalars({num_updates, now.lr, now.weight_decay},
+                            {num_updates + 1, next.lr, next.weight_decay});
+  Plan& plan = plan_for(pending.batches);
+  if (options_.graph == GraphMode::kNone || !plan.ran) {
+    run_eagerly(pending.batches);
+    plan.ran = true;
+  } else {
+    run_captured(plan, pending.batches);
+  }
+  const auto to_host = [](const at::Tensor& device) {
+    at::Tensor host = at::empty(device.sizes(), device.options().device(at::kCPU).pinned_memory(true));
+    host.copy_(device, /*non_blocking=*/true);
+    return host;
+  };
+  pending.losses = to_host(losses_);
+  pending.report = to_host(optimizer_.report());
+  pending.done.record(compute_);
+  pending_.push_back(std::move(pending));
+}
+
+StepReport DeviceStepEngine::take_report() {
+  LS_CHECK(!pending_.empty(), InternalError, "no step was submitted");
+  Pending pending = std::move(pending_.front());
+  pending_.pop_front();
+  pending.done.synchronize();
+  StepReport out;
+  out.step = pending.step;
+  const int64_t columns = pending.losses.size(1);
+  const float* values = pending.losses.const_data_ptr<float>();
+  for (const std::string& name : metric_names_) out.extra.emplace_back(name, 0.0);
+  std::vector<double> losses;
+  for (int64_t m = 0; m < pending.losses.size(0); ++m) {
+    const double share = static_cast<double>(pending.losses.size(0));
+    losses.push_back(static_cast<double>(values[m * columns]));
+    out.loss += losses.back() / share;
+    for (int64_t c = 1; c < columns; ++c) {
+      out.extra[static_cast<size_t>(c - 1)].second +=
+          static_cast<double>(values[m * columns + c]) / share;
+    }
+  }
+  const ops::AdamWReport update = ops::read_report(pending.report);
+  out.grad_norm = update.norm;
+  out.updated = update.updated;
+  out.fault = describe_fault(losses, out.grad_norm, pending.sample_ids);
+  return out;
+}
+
+void DeviceStepEngine::reset(int64_t num_updates) {
+  compute_.synchronize();
+  optimizer_.set_num_updates(num_updates);
+  optimizer_.clear_fault();
+}
+
+}  // namespace
+
+std::unique_ptr<StepEngine> make_device_step_engine(models::Policy& policy, AdamW& optimizer,
+                                                    const StepEngineOptions& options) {
+  return std::make_unique<DeviceStepEngine>(policy, optimizer, options);
+}
+
+}  // namespace longship::train

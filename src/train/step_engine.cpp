@@ -1,0 +1,103 @@
+#include "train/step_engine.h"
+
+#include <fmt/ranges.h>
+
+#include <cmath>
+#include <optional>
+
+#include "base/error.h"
+#include "train/device_step_engine.h"
+
+namespace longship::train {
+namespace {
+
+// Runs a step at once and reads every number back.
+class HostStepEngine : public StepEngine {
+ public:
+  HostStepEngine(models::Policy& policy, AdamW& optimizer, const StepEngineOptions& options)
+      : policy_(policy), optimizer_(optimizer), options_(options) {}
+
+  void submit(int64_t step, std::vector<std::unique_ptr<models::Batch>> micro,
+              int64_t /*num_updates*/, const UpdateScalars& now,
+              const UpdateScalars& /*next*/) override {
+    StepReport report;
+    report.step = step;
+    std::vector<std::vector<int64_t>> ids;
+    std::vector<double> losses;
+    optimizer_.zero_grad();
+    policy_.begin_step();
+    const double count = static_cast<double>(micro.size());
+    for (size_t m = 0; m < micro.size(); ++m) {
+      ids.push_back(micro[m]->sample_ids);
+      if (!options_.device.is_cpu()) micro[m]->to(options_.device);
+      const models::LossResult loss = policy_.loss(*micro[m]);
+      (micro.size() == 1 ? loss.loss : loss.loss.div(count)).backward();
+      losses.push_back(loss.loss.item<double>());
+      report.loss += losses.back() / count;
+      for (size_t i = 0; i < loss.metrics.size(); ++i) {
+        if (m == 0) report.extra.emplace_back(loss.metrics[i].first, 0.0);
+        report.extra[i].second += loss.metrics[i].second.item<double>() / count;
+      }
+    }
+    report.grad_norm = optimizer_.grad_norm();
+    report.fault = describe_fault(losses, report.grad_norm, ids);
+    report.updated = report.fault.empty();
+    if (report.updated) optimizer_.apply(now.lr, report.grad_norm, now.weight_decay);
+    report_ = std::move(report);
+  }
+  int64_t in_flight() const override { return report_ ? 1 : 0; }
+  int64_t lag() const override { return 0; }
+  StepReport take_report() override {
+    LS_CHECK(report_.has_value(), InternalError, "no step was submitted");
+    StepReport out = std::move(*report_);
+    report_.reset();
+    return out;
+  }
+  void reset(int64_t /*num_updates*/) override {}
+
+ private:
+  models::Policy& policy_;
+  AdamW& optimizer_;
+  StepEngineOptions options_;
+  std::optional<StepReport> report_;
+};
+
+}  // namespace
+
+GraphMode parse_graph_mode(const std::string& name) {
+  if (name == "none") return GraphMode::kNone;
+  if (name == "per_microbatch") return GraphMode::kPerMicrobatch;
+  if (name == "full_iteration") return GraphMode::kFullIteration;
+  throw ConfigError(fmt::format(
+      "train.cuda_graph: '{}' is none of none, per_microbatch, full_iteration", name));
+}
+
+std::string describe_fault(const std::vector<double>& losses, double grad_norm,
+                           const std::vector<std::vector<int64_t>>& sample_ids) {
+  double mean = 0;
+  std::vector<int64_t> all;
+  for (size_t m = 0; m < losses.size(); ++m) {
+    if (!std::isfinite(losses[m])) {
+      return fmt::format("the loss is {} (micro-batch {} of {}, samples {})", losses[m], m + 1,
+                         losses.size(), fmt::join(sample_ids[m], ", "));
+    }
+    mean += losses[m] / static_cast<double>(losses.size());
+    all.insert(all.end(), sample_ids[m].begin(), sample_ids[m].end());
+  }
+  if (std::isfinite(grad_norm)) return {};
+  return fmt::format("the gradients are not finite (norm {}, loss {}, samples {})", grad_norm, mean,
+                     fmt::join(all, ", "));
+}
+
+std::unique_ptr<StepEngine> make_step_engine(models::Policy& policy, AdamW& optimizer,
+                                             const StepEngineOptions& options) {
+  if (options.device.is_cuda() && options.fused_update) {
+    return make_device_step_engine(policy, optimizer, options);
+  }
+  LS_CHECK(options.graph == GraphMode::kNone, ConfigError,
+           "train.cuda_graph needs a CUDA device and perf.fused_optimizer; set train.cuda_graph: "
+           "none");
+  return std::make_unique<HostStepEngine>(policy, optimizer, options);
+}
+
+}  // namespace longship::train

@@ -1,0 +1,85 @@
+#pragma once
+// One optimizer step: forward, backward, gradient norm, clipping, update. The host engine does it
+// at once; the device engine enqueues it, eagerly or as captured graphs, and reads results later.
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "models/spec.h"
+#include "train/optimizer.h"
+
+namespace longship::train {
+
+enum class GraphMode {
+  kNone,           // every operator is launched
+  kPerMicrobatch,  // forward and backward of a micro-batch are one graph
+  kFullIteration,  // the whole step, optimizer included, is one graph
+};
+GraphMode parse_graph_mode(const std::string& name);
+
+struct StepEngineOptions {
+  at::Device device = at::kCPU;
+  GraphMode graph = GraphMode::kNone;
+  bool copy_ahead = true;     // copies of the next step overlap this one (device engine)
+  bool fused_update = true;   // false: the library's optimizer kernels, with host reads
+};
+
+/// Learning rate and weight decay of the update that follows `num_updates` updates.
+struct UpdateScalars {
+  double lr = 0;
+  double weight_decay = 0;
+};
+
+/// What one step found out.
+struct StepReport {
+  int64_t step = 0;
+  double loss = 0;       // mean over the step's micro-batches
+  double grad_norm = 0;  // before clipping
+  std::vector<std::pair<std::string, double>> extra;
+  bool updated = false;
+  std::string fault;  // empty when loss and norm are finite
+};
+
+/// What an engine did, for benches and logs.
+struct EngineFacts {
+  int64_t captures = 0;     // graphs captured so far
+  int64_t graph_nodes = 0;  // nodes of the graphs that one step replays; 0 without graphs
+};
+
+class StepEngine {
+ public:
+  virtual ~StepEngine() = default;
+
+  /// Enqueues step `step` over prepared host batches, one per micro-batch, with equal weight.
+  /// `now` belongs to the update after `num_updates` updates, `next` to the one behind it: when the
+  /// previous step's report has not been taken yet, the host does not know which comes.
+  virtual void submit(int64_t step, std::vector<std::unique_ptr<models::Batch>> micro,
+                      int64_t num_updates, const UpdateScalars& now, const UpdateScalars& next) = 0;
+  /// Steps submitted whose report has not been taken.
+  virtual int64_t in_flight() const = 0;
+  /// How many steps should stay in flight so that the device never waits for the host. After a step
+  /// with a fault, those in flight change nothing until reset().
+  virtual int64_t lag() const = 0;
+  /// The report of the oldest step in flight; waits for it.
+  virtual StepReport take_report() = 0;
+  /// Called after weights, moments or the number of updates were set from outside, and to go on
+  /// after a fault.
+  virtual void reset(int64_t num_updates) = 0;
+  virtual EngineFacts facts() const { return {}; }
+};
+
+/// `policy` and `optimizer` must outlive the engine.
+std::unique_ptr<StepEngine> make_step_engine(models::Policy& policy, AdamW& optimizer,
+                                             const StepEngineOptions& options);
+
+/// Text of a fault, naming the samples; empty when every loss and the norm are finite. One loss and
+/// one list of sample ids per micro-batch.
+std::string describe_fault(const std::vector<double>& losses, double grad_norm,
+                           const std::vector<std::vector<int64_t>>& sample_ids);
+
+}  // namespace longship::train
