@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks every #include under src/ and apps/ against tools/layers.txt. Exit 1 with one line per breach."""
+"""Checks every #include under src/, bench/ and apps/ against tools/layers.txt. Exit 1 with one line per breach."""
 import pathlib
 import re
 import sys
@@ -55,7 +55,8 @@ def breaches(path, layer, layers):
             elif layer == 'kernels' and TORCH.match(name):
                 yield bad('kernels may never include torch')
         elif AUTOGRAD.match(name):
-            if 'autograd' not in facts or path.suffix == '.h':
+            only = facts.get('autograd')
+            if 'autograd' not in facts or path.suffix == '.h' or (only and not path.stem.startswith(only)):
                 yield bad(f'autograd headers are not allowed in this file of {layer}')
         elif TORCH.match(name):
             only = facts.get('torch')
@@ -80,12 +81,12 @@ def breaches(path, layer, layers):
 def main():
     layers = read_matrix()
     found, files = [], 0
-    for base in ['src', 'apps']:
+    for base in ['src', 'apps', 'bench']:
         for path in sorted((ROOT / base).rglob('*')):
             if path.suffix not in ('.h', '.cpp', '.cuh', '.cu'):
                 continue
             files += 1
-            layer = 'apps' if base == 'apps' else path.relative_to(ROOT / 'src').parts[0]
+            layer = path.relative_to(ROOT / 'src').parts[0] if base == 'src' else base
             if layer not in layers:
                 found.append(f'{path.relative_to(ROOT)}: layer {layer} is not in tools/layers.txt')
                 continue

@@ -1,0 +1,12 @@
+#pragma once
+// The families of the operator table; every function gives the rows of one.
+
+#include "bench/ops_bench.h"
+
+namespace longship::bench {
+
+std::vector<OpRow> norm_rows();
+std::vector<OpRow> linear_rows();
+std::vector<OpRow> attention_rows();
+
+}  // namespace longship::bench
