@@ -8,6 +8,7 @@
 #include <functional>
 #include <new>
 
+#include "apps/bench.h"
 #include "apps/eval.h"
 #include "apps/inspect.h"
 #include "apps/parity.h"
@@ -39,6 +40,7 @@ int run(int argc, char** argv) {
   longship::apps::add_eval_command(app, action);
   longship::apps::add_inspect_command(app, action);
   longship::apps::add_parity_command(app, action);
+  longship::apps::add_bench_command(app, action);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {

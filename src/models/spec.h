@@ -89,6 +89,8 @@ class Policy {
   /// Completes a training batch on the host before it goes to the device: random draws from `key`
   /// and the sample ids, index tables, padding to buckets. Thread-safe; does nothing twice.
   virtual void prepare(Batch& batch, const DrawKey& key) const = 0;
+  /// The same for a batch that sample() gets: start noise from `key`.
+  virtual void prepare_sampling(Batch& batch, const DrawKey& key) const = 0;
   /// Flow-matching (or other) loss of a prepared batch on the model's device. Reads device tensors
   /// only, so that it can be captured.
   virtual LossResult loss(const Batch& batch) = 0;
@@ -101,6 +103,8 @@ class Policy {
   }
   /// Once per optimizer step, before its first loss(): work that depends on the weights only.
   virtual void begin_step() {}
+  /// Large tensors besides the parameters, by name, for memory reports.
+  virtual std::vector<std::pair<std::string, std::vector<at::Tensor>>> extra_memory() { return {}; }
   /// Predicted action chunks, normalised, [B, horizon, action_dim] fp32 on the model's device. Call
   /// under no-grad.
   virtual at::Tensor sample(const Batch& batch, const DrawKey& key) = 0;
@@ -181,6 +185,21 @@ struct BuildOptions {
   bool pad_text = false;                    // text padded to the token limit, as the references do
 };
 
+/// Floating-point operations of one training batch, forward pass, products only (a multiply-add
+/// counts 2); the backward pass is twice that.
+struct BatchCost {
+  double executed = 0;   // what this engine does
+  double reference = 0;  // what the reference implementation does for the same samples, padding
+                         // and dead layers included
+};
+
+/// Shape of a made-up batch.
+struct SyntheticShape {
+  int64_t batch = 1;
+  int64_t images = 2;   // per sample
+  int64_t tokens = 60;  // valid text tokens per sample
+};
+
 class ModelFamily {
  public:
   virtual ~ModelFamily() = default;
@@ -193,6 +212,12 @@ class ModelFamily {
                                         const BuildOptions& options) const = 0;
   virtual std::unique_ptr<Transform> make_transform(const ModelConfig& config,
                                                     const data::Dataset& dataset) const = 0;
+  /// Work of a batch.
+  virtual BatchCost cost(const ModelConfig& config, const Batch& batch) const = 0;
+  /// A host batch of random numbers, for measuring without a dataset.
+  virtual std::unique_ptr<Batch> synthetic_batch(const ModelConfig& config,
+                                                 const SyntheticShape& shape,
+                                                 uint64_t seed) const = 0;
   /// `config.json` of an exported checkpoint under upstream's own keys.
   virtual std::string export_config_json(const ModelConfig& config,
                                          const data::Dataset& dataset) const = 0;

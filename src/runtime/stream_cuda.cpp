@@ -17,6 +17,7 @@ struct Stream::Impl {
   c10::cuda::CUDAStream stream;
 };
 struct StreamScope::Impl {
+  explicit Impl(c10::cuda::CUDAStream stream) : guard(stream) {}
   c10::cuda::CUDAStreamGuard guard;
 };
 struct Event::Impl {
@@ -29,8 +30,8 @@ struct CapturedGraph::Impl {
 Stream Stream::make(c10::Device device, bool high_priority) {
   Stream out;
   if (device.is_cuda()) {
-    out.impl_ = std::make_shared<Impl>(
-        Impl{c10::cuda::getStreamFromPool(high_priority, device.index())});
+    out.impl_ =
+        std::make_shared<Impl>(Impl{c10::cuda::getStreamFromPool(high_priority, device.index())});
   }
   return out;
 }
@@ -45,8 +46,8 @@ StreamScope::StreamScope(const Stream& stream) {
 StreamScope::~StreamScope() = default;
 
 Event::Event(bool with_time)
-    : impl_(std::make_unique<Impl>(Impl{
-          at::cuda::CUDAEvent(with_time ? cudaEventDefault : cudaEventDisableTiming)})) {}
+    : impl_(std::make_unique<Impl>(
+          Impl{at::cuda::CUDAEvent(with_time ? cudaEventDefault : cudaEventDisableTiming)})) {}
 Event::~Event() = default;
 Event::Event(Event&&) noexcept = default;
 Event& Event::operator=(Event&&) noexcept = default;

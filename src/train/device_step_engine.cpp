@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <deque>
 #include <map>
+#include <optional>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -37,7 +38,7 @@ struct Pending {
   Batches batches;
   at::Tensor losses;  // pinned [num_micro, 1 + metrics] fp32
   at::Tensor report;  // pinned, the optimizer's
-  runtime::Event done;
+  runtime::Event done{/*with_time=*/true};
 };
 
 class DeviceStepEngine : public StepEngine {
@@ -47,8 +48,7 @@ class DeviceStepEngine : public StepEngine {
         optimizer_(optimizer),
         options_(options),
         compute_(runtime::Stream::make(options.device, true)),
-        copy_(runtime::Stream::make(options.device)) {
-  }
+        copy_(runtime::Stream::make(options.device)) {}
   ~DeviceStepEngine() override {
     copy_.synchronize();
     compute_.synchronize();
@@ -82,6 +82,7 @@ class DeviceStepEngine : public StepEngine {
   std::vector<std::string> metric_names_;
   at::Tensor losses_;  // device [num_micro, 1 + metrics] fp32
   at::Tensor row_;     // device [1 + metrics] fp32, where a captured micro-batch puts them
+  std::optional<runtime::Event> last_end_;  // of the step reported last
   int64_t num_micro_ = 1;
   EngineFacts facts_;
 };
@@ -177,9 +178,10 @@ Plan& DeviceStepEngine::plan_for(const Batches& micro) {
   std::string key;
   for (const auto& batch : micro) key += batch->signature() + ";";
   if (plans_.size() >= kMaxPlans && !plans_.contains(key)) {
-    log::warn("more than {} shapes of steps: their graphs are dropped and captured again; a larger "
-              "perf.token_bucket gives fewer shapes",
-              kMaxPlans);
+    log::warn(
+        "more than {} shapes of steps: their graphs are dropped and captured again; a larger "
+        "perf.token_bucket gives fewer shapes",
+        kMaxPlans);
     compute_.synchronize();
     plans_.clear();
   }
@@ -221,7 +223,8 @@ void DeviceStepEngine::submit(int64_t step, Batches micro, int64_t num_updates,
     run_captured(plan, pending.batches);
   }
   const auto to_host = [](const at::Tensor& device) {
-    at::Tensor host = at::empty(device.sizes(), device.options().device(at::kCPU).pinned_memory(true));
+    at::Tensor host =
+        at::empty(device.sizes(), device.options().device(at::kCPU).pinned_memory(true));
     host.copy_(device, /*non_blocking=*/true);
     return host;
   };
@@ -238,6 +241,8 @@ StepReport DeviceStepEngine::take_report() {
   pending.done.synchronize();
   StepReport out;
   out.step = pending.step;
+  if (last_end_) out.device_ms = pending.done.ms_since(*last_end_);
+  last_end_ = std::move(pending.done);
   const int64_t columns = pending.losses.size(1);
   const float* values = pending.losses.const_data_ptr<float>();
   for (const std::string& name : metric_names_) out.extra.emplace_back(name, 0.0);

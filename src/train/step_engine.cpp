@@ -2,6 +2,7 @@
 
 #include <fmt/ranges.h>
 
+#include <chrono>
 #include <cmath>
 #include <optional>
 
@@ -20,6 +21,7 @@ class HostStepEngine : public StepEngine {
   void submit(int64_t step, std::vector<std::unique_ptr<models::Batch>> micro,
               int64_t /*num_updates*/, const UpdateScalars& now,
               const UpdateScalars& /*next*/) override {
+    const auto start = std::chrono::steady_clock::now();
     StepReport report;
     report.step = step;
     std::vector<std::vector<int64_t>> ids;
@@ -43,6 +45,9 @@ class HostStepEngine : public StepEngine {
     report.fault = describe_fault(losses, report.grad_norm, ids);
     report.updated = report.fault.empty();
     if (report.updated) optimizer_.apply(now.lr, report.grad_norm, now.weight_decay);
+    const std::chrono::duration<double, std::milli> spent =
+        std::chrono::steady_clock::now() - start;
+    report.device_ms = spent.count();
     report_ = std::move(report);
   }
   int64_t in_flight() const override { return report_ ? 1 : 0; }
@@ -68,8 +73,8 @@ GraphMode parse_graph_mode(const std::string& name) {
   if (name == "none") return GraphMode::kNone;
   if (name == "per_microbatch") return GraphMode::kPerMicrobatch;
   if (name == "full_iteration") return GraphMode::kFullIteration;
-  throw ConfigError(fmt::format(
-      "train.cuda_graph: '{}' is none of none, per_microbatch, full_iteration", name));
+  throw ConfigError(
+      fmt::format("train.cuda_graph: '{}' is none of none, per_microbatch, full_iteration", name));
 }
 
 std::string describe_fault(const std::vector<double>& losses, double grad_norm,

@@ -25,8 +25,8 @@ GraphMode parse_graph_mode(const std::string& name);
 struct StepEngineOptions {
   at::Device device = at::kCPU;
   GraphMode graph = GraphMode::kNone;
-  bool copy_ahead = true;     // copies of the next step overlap this one (device engine)
-  bool fused_update = true;   // false: the library's optimizer kernels, with host reads
+  bool copy_ahead = true;    // copies of the next step overlap this one (device engine)
+  bool fused_update = true;  // false: the library's optimizer kernels, with host reads
 };
 
 /// Learning rate and weight decay of the update that follows `num_updates` updates.
@@ -42,6 +42,8 @@ struct StepReport {
   double grad_norm = 0;  // before clipping
   std::vector<std::pair<std::string, double>> extra;
   bool updated = false;
+  double device_ms =
+      0;              // since the end of the step before, on the device (host engine: its own time)
   std::string fault;  // empty when loss and norm are finite
 };
 

@@ -4,12 +4,10 @@
 
 #include <algorithm>
 #include <chrono>
-#include <set>
 
 #include "base/error.h"
 #include "base/fs.h"
 #include "base/log.h"
-#include "base/ordered_prefetch.h"
 #include "base/progress.h"
 #include "base/signals.h"
 #include "base/strings.h"
@@ -17,8 +15,10 @@
 #include "data/sampler.h"
 #include "data/split.h"
 #include "runtime/device.h"
+#include "train/assembly.h"
 #include "train/checkpoint.h"
 #include "train/checkpoint_io.h"
+#include "train/feed.h"
 #include "train/metrics.h"
 #include "train/run_folder.h"
 #include "train/session.h"
@@ -49,7 +49,6 @@ class Run {
 
  private:
   void prepare();
-  void build_policy();
   void say_what_runs();
   void start_feed();
   int64_t last_step() const { return recipe_.train.stop_after.value_or(recipe_.train.steps); }
@@ -72,14 +71,12 @@ class Run {
   Schedule schedule_;
   at::Device device_ = at::kCPU;
   std::unique_ptr<models::Transform> transform_;
-  std::unique_ptr<models::Policy> policy_;
-  std::unique_ptr<AdamW> optimizer_;
-  std::unique_ptr<StepEngine> engine_;
+  Assembly assembly_;
   std::unique_ptr<data::ShuffledStream> stream_;
   std::unique_ptr<MetricsLog> metrics_;
   std::unique_ptr<Progress> progress_;
   // Declared after everything its workers use, so that they are joined first.
-  std::unique_ptr<OrderedPrefetcher<std::unique_ptr<models::Batch>>> feed_;
+  std::unique_ptr<BatchFeed> feed_;
   CheckpointContents contents_;
   TrainerState state_;
   TrainOutcome outcome_;
@@ -116,13 +113,14 @@ void Run::prepare() {
   log::info("{}: {} samples of {} episodes for training, {} episodes held out",
             dataset_->root().string(), with_thousands(stream_->num_samples()),
             split.train_episodes.size(), split.val_episodes.size());
-  build_policy();
+  assembly_ = assemble(bound_, device_, initial_weights(recipe_));
   if (plan.resume_from) {
     const std::string print = state_.dataset_fingerprint;
     state_ = plan.state;
     state_.dataset_fingerprint = print;
-    load_training_state(*plan.resume_from, *policy_, *optimizer_, state_.num_updates);
-    engine_->reset(state_.num_updates);
+    load_training_state(*plan.resume_from, *assembly_.policy, *assembly_.optimizer,
+                        state_.num_updates);
+    assembly_.engine->reset(state_.num_updates);
     log::info("resumed from {} at step {}", plan.resume_from->string(), state_.step);
     outcome_.checkpoint = *plan.resume_from;
     if (!plan.is_fork) saved_step_ = state_.step;
@@ -136,34 +134,9 @@ void Run::prepare() {
   say_what_runs();
 }
 
-void Run::build_policy() {
-  const models::BuildOptions build = build_options(recipe_, device_);
-  const std::string weights = initial_weights(recipe_);
-  policy_ = bound_.family->build(*bound_.model, build);
-  optimizer_ = std::make_unique<AdamW>(policy_->parameters(), recipe_.optim.adamw());
-  // Masters keep the full fp32 values of the file or of the initialisation, not the rounded ones.
-  std::set<std::string> updated;
-  for (const AdamW::Entry& entry : optimizer_->entries()) updated.insert(entry.name);
-  const models::PreciseSink sink = [&](const std::string& name, const at::Tensor& value) {
-    if (updated.contains(name)) optimizer_->set_master(name, value);
-  };
-  if (weights.empty()) {
-    policy_->initialise(static_cast<uint64_t>(recipe_.train.seed), sink);
-  } else {
-    log::info("weights from {}", weights);
-    policy_->load_weights(weights, sink);
-  }
-  StepEngineOptions options;
-  options.device = device_;
-  options.graph = parse_graph_mode(recipe_.train.cuda_graph);
-  options.copy_ahead = recipe_.perf.copy_ahead;
-  options.fused_update = recipe_.perf.fused_optimizer;
-  engine_ = make_step_engine(*policy_, *optimizer_, options);
-}
-
 void Run::say_what_runs() {
   int64_t total = 0, frozen = 0;
-  for (const models::ParamInfo& info : policy_->parameters()) {
+  for (const models::ParamInfo& info : assembly_.policy->parameters()) {
     total += info.tensor.numel();
     if (info.role == models::ParamRole::kFrozen) frozen += info.tensor.numel();
   }
@@ -176,29 +149,8 @@ void Run::say_what_runs() {
 }
 
 void Run::start_feed() {
-  const int64_t num_micro = recipe_.train.num_micro();
-  const int64_t micro = recipe_.train.global_batch / num_micro;
-  const auto produce = [this, micro](int64_t i) {
-    // Micro-batch i of the run: the micro-batches of a step are neighbours, so it starts at sample
-    // i * micro.
-    const data::WindowSpec windows = transform_->windows();
-    std::vector<std::unique_ptr<models::Transform::Item>> items;
-    for (int64_t k = 0; k < micro; ++k) {
-      const int64_t id = stream_->at(i * micro + k);
-      items.push_back(transform_->prepare(dataset_->get(id, windows)));
-    }
-    std::unique_ptr<models::Batch> batch = transform_->collate(items);
-    const int64_t num_micro_batches = recipe_.train.num_micro();
-    policy_->prepare(*batch, {static_cast<uint64_t>(recipe_.train.seed),
-                              static_cast<uint64_t>(i / num_micro_batches)});
-    if (device_.is_cuda()) {
-      for (auto& [name, tensor] : batch->tensors()) *tensor = tensor->pin_memory();
-    }
-    return batch;
-  };
-  feed_ = std::make_unique<OrderedPrefetcher<std::unique_ptr<models::Batch>>>(
-      recipe_.data.workers, recipe_.data.prefetch, produce, state_.step * num_micro,
-      last_step() * num_micro);
+  feed_ = std::make_unique<BatchFeed>(recipe_, *dataset_, *transform_, *assembly_.policy, *stream_,
+                                      device_.is_cuda(), state_.step, last_step());
 }
 
 UpdateScalars Run::scalars_of(int64_t num_updates) const {
@@ -207,24 +159,21 @@ UpdateScalars Run::scalars_of(int64_t num_updates) const {
 }
 
 void Run::submit_step(int64_t step) {
-  std::vector<std::unique_ptr<models::Batch>> micro;
-  for (int64_t m = 0; m < recipe_.train.num_micro(); ++m) {
-    micro.push_back(feed_->next());
-    wait_ms_ += feed_->wait_ms();
-  }
-  engine_->submit(step, std::move(micro), state_.num_updates, scalars_of(state_.num_updates),
-                  scalars_of(state_.num_updates + 1));
+  std::vector<std::unique_ptr<models::Batch>> micro = feed_->next_step();
+  wait_ms_ += feed_->wait_ms();
+  assembly_.engine->submit(step, std::move(micro), state_.num_updates,
+                           scalars_of(state_.num_updates), scalars_of(state_.num_updates + 1));
 }
 
 void Run::take_reports(int64_t leave_in_flight) {
-  while (engine_->in_flight() > leave_in_flight) handle(engine_->take_report());
+  while (assembly_.engine->in_flight() > leave_in_flight) handle(assembly_.engine->take_report());
 }
 
 void Run::skip_or_stop(const StepReport& report) {
   const std::string what = fmt::format("step {}: {}", report.step + 1, report.fault);
   // A step behind this one may be in flight; with 'stop' the device leaves it without effect.
   if (recipe_.train.on_nonfinite == "stop") {
-    while (engine_->in_flight() > 0) engine_->take_report();
+    while (assembly_.engine->in_flight() > 0) assembly_.engine->take_report();
     save();
     throw NonFiniteError(fmt::format(
         "{}; nothing was updated, and the state before this step is in {}. Look at these samples, "
@@ -241,7 +190,7 @@ void Run::skip_or_stop(const StepReport& report) {
   }
   ++state_.skipped_steps;
   log::warn("{}; the step is skipped ({} of at most {})", what, state_.skipped_steps, most);
-  engine_->reset(state_.num_updates);
+  assembly_.engine->reset(state_.num_updates);
 }
 
 void Run::handle(const StepReport& report) {
@@ -310,7 +259,8 @@ void Run::record(int64_t step, bool force) {
 void Run::save() {
   if (saved_step_ == state_.step) return;
   const auto before = Clock::now();
-  outcome_.checkpoint = save_checkpoint(store_, contents_, *policy_, *optimizer_, state_);
+  outcome_.checkpoint =
+      save_checkpoint(store_, contents_, *assembly_.policy, *assembly_.optimizer, state_);
   saved_step_ = state_.step;
   store_.prune(state_.step, recipe_.checkpoint.keep_last, recipe_.checkpoint.keep_every);
   metrics_->draw_loss(
@@ -338,12 +288,11 @@ TrainOutcome Run::train() {
   try {
     for (int64_t next = state_.step; next < last_step() && !guard.interrupted(); ++next) {
       submit_step(next);
-      const bool saves =
-          next + 1 == last_step() ||
-          (recipe_.checkpoint.every && (next + 1) % *recipe_.checkpoint.every == 0);
+      const bool saves = next + 1 == last_step() ||
+                         (recipe_.checkpoint.every && (next + 1) % *recipe_.checkpoint.every == 0);
       // With 'skip' the host has to know before the next step whether this one counted.
       const bool wait = saves || recipe_.train.on_nonfinite == "skip";
-      take_reports(wait ? 0 : engine_->lag());
+      take_reports(wait ? 0 : assembly_.engine->lag());
       if (saves && recipe_.checkpoint.every && state_.step % *recipe_.checkpoint.every == 0) save();
     }
     take_reports(0);

@@ -208,6 +208,7 @@ class FakePolicy : public models::Policy {
       b.time.mutable_data_ptr<float>()[i] = static_cast<float>(t);
     }
   }
+  void prepare_sampling(models::Batch&, const models::DrawKey&) const override {}
   using models::Policy::loss;
   models::LossResult loss(const models::Batch& batch) override {
     if (g_delay_ms > 0) std::this_thread::sleep_for(std::chrono::milliseconds(g_delay_ms));
@@ -315,6 +316,18 @@ class FakeFamily : public models::ModelFamily {
   std::unique_ptr<models::Transform> make_transform(const models::ModelConfig& config,
                                                     const data::Dataset&) const override {
     return std::make_unique<FakeTransform>(config.data.horizon);
+  }
+  models::BatchCost cost(const models::ModelConfig&, const models::Batch& batch) const override {
+    return {static_cast<double>(batch.size()), static_cast<double>(batch.size())};
+  }
+  std::unique_ptr<models::Batch> synthetic_batch(const models::ModelConfig& config,
+                                                 const models::SyntheticShape& shape,
+                                                 uint64_t) const override {
+    auto out = std::make_unique<FakeBatch>();
+    out->state = at::zeros({shape.batch, 2});
+    out->actions = at::zeros({shape.batch, 2 * config.data.horizon});
+    for (int64_t i = 0; i < shape.batch; ++i) out->sample_ids.push_back(i);
+    return out;
   }
   std::string export_config_json(const models::ModelConfig&, const data::Dataset&) const override {
     return "{\"type\": \"fake\"}\n";

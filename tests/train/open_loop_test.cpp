@@ -186,6 +186,7 @@ class ZeroPolicy : public models::Policy {
   nn::Module& module() override { return module_; }
   std::vector<models::ParamInfo> parameters() override { return {}; }
   void prepare(models::Batch&, const models::DrawKey&) const override {}
+  void prepare_sampling(models::Batch&, const models::DrawKey&) const override {}
   models::LossResult loss(const models::Batch&) override { return {}; }
   at::Tensor sample(const models::Batch& b, const models::DrawKey&) override {
     return at::zeros({b.size(), 16, 2});

@@ -57,6 +57,14 @@ void Pi05Policy::prepare(Batch& batch, const DrawKey& key) const {
   }
 }
 
+void Pi05Policy::prepare_sampling(Batch& batch, const DrawKey& key) const {
+  Pi05Batch& own = pi05_batch(batch);
+  model_.prepare(own);
+  if (own.noise.defined()) return;
+  own.noise = draw_noise(key.seed, RngStream::kSample, key.step, own.sample_ids,
+                         model_.config().horizon(), model_.sizes().max_action_dim, at::kCPU);
+}
+
 Pi05Flow Pi05Policy::flow(const Pi05Batch& batch) const {
   LS_CHECK(batch.noise.defined() && batch.time.defined(), InternalError,
            "pi05: the batch has no noise or time; prepare() draws them");

@@ -19,6 +19,7 @@ class Pi05Policy : public Policy {
   Pi05Model& model() { return model_; }
   std::vector<ParamInfo> parameters() override { return parameters_; }
   void prepare(Batch& batch, const DrawKey& key) const override;
+  void prepare_sampling(Batch& batch, const DrawKey& key) const override;
   using Policy::loss;
   LossResult loss(const Batch& batch) override;
   at::Tensor sample(const Batch& batch, const DrawKey& key) override;

@@ -1,9 +1,17 @@
 #include "models/pi05/spec.h"
 
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 #include <fmt/core.h>
 
+#include <algorithm>
+#include <span>
+
 #include "base/error.h"
+#include "base/rng.h"
+#include "models/pi05/batch.h"
 #include "models/pi05/config.h"
+#include "models/pi05/cost.h"
 #include "models/pi05/policy.h"
 #include "models/pi05/transform.h"
 
@@ -83,6 +91,54 @@ class Pi05Family : public ModelFamily {
     if (own.action_dim > 0) options.action_dim = own.action_dim;
     if (own.state_dim > 0) options.state_dim = own.state_dim;
     return std::make_unique<Pi05Transform>(options, dataset);
+  }
+
+  BatchCost cost(const ModelConfig& config, const Batch& batch) const override {
+    const Pi05Config& own = own_config(config);
+    const auto* b = dynamic_cast<const Pi05Batch*>(&batch);
+    LS_CHECK(b != nullptr, InternalError, "pi05: the batch was made by another family's transform");
+    BatchCost out;
+    for (size_t i = 0; i < b->images_per_sample.size(); ++i) {
+      out.executed +=
+          pi05_forward_flops(own, b->images_per_sample[i], b->tokens_per_sample[i]).total();
+      out.reference += pi05_reference_flops(own, b->images_per_sample[i]).total();
+    }
+    return out;
+  }
+
+  std::unique_ptr<Batch> synthetic_batch(const ModelConfig& config, const SyntheticShape& shape,
+                                         uint64_t seed) const override {
+    const Pi05Config& own = own_config(config);
+    const Pi05Sizes sizes = own.sizes();
+    const int64_t size = sizes.vision.image_size;
+    auto out = std::make_unique<Pi05Batch>();
+    const auto fill = [&](at::Tensor& tensor, std::vector<int64_t> dims, uint64_t part) {
+      tensor = at::empty(dims, at::kFloat);
+      fill_normal(
+          make_key(seed, RngStream::kTest, part),
+          std::span<float>(tensor.mutable_data_ptr<float>(), static_cast<size_t>(tensor.numel())));
+    };
+    fill(out->images, {shape.batch * shape.images, 3, size, size}, 0);
+    out->images.clamp_(-1, 1);
+    fill(out->actions, {shape.batch, own.horizon(), sizes.max_action_dim}, 1);
+    fill(out->state, {shape.batch, sizes.max_state_dim}, 2);
+    out->action_is_pad =
+        at::zeros({shape.batch, own.horizon()}, at::TensorOptions().dtype(at::kBool));
+    out->token_ids = at::empty({shape.batch * shape.tokens}, at::kLong);
+    int64_t* ids = out->token_ids.mutable_data_ptr<int64_t>();
+    const RngKey key = make_key(seed, RngStream::kTest, 3);
+    // A prompt's words repeat from sample to sample, as tasks and digits do.
+    const int64_t words = std::min<int64_t>(512, sizes.vocab_size - 1);
+    for (int64_t i = 0; i < out->token_ids.numel(); ++i) {
+      ids[i] = 1 + static_cast<int64_t>(random_bits(key, static_cast<uint64_t>(i)) %
+                                        static_cast<uint64_t>(words));
+    }
+    for (int64_t i = 0; i < shape.batch; ++i) {
+      out->sample_ids.push_back(i);
+      out->images_per_sample.push_back(shape.images);
+      out->tokens_per_sample.push_back(shape.tokens);
+    }
+    return out;
   }
 
   std::string export_config_json(const ModelConfig& config,

@@ -32,8 +32,8 @@ void fill_truncated_normal_(at::Tensor& out, const RngKey& key, double std, doub
 
 #ifndef LS_OPS_CUDA
 void fill_truncated_normal_device(at::Tensor& out, const RngKey&, double, double) {
-  throw DeviceError(fmt::format("fill_truncated_normal_: no implementation for device {}",
-                                out.device().str()));
+  throw DeviceError(
+      fmt::format("fill_truncated_normal_: no implementation for device {}", out.device().str()));
 }
 #endif
 

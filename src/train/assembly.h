@@ -1,0 +1,26 @@
+#pragma once
+// Model, optimizer and step engine of a recipe, put together the same way for training and for
+// measuring.
+
+#include <memory>
+#include <string>
+
+#include "models/spec.h"
+#include "train/optimizer.h"
+#include "train/recipe.h"
+#include "train/step_engine.h"
+
+namespace longship::train {
+
+struct Assembly {
+  std::unique_ptr<models::Policy> policy;
+  std::unique_ptr<AdamW> optimizer;
+  std::unique_ptr<StepEngine> engine;
+};
+
+/// `bound`: a recipe whose model section is bound to a dataset (or complete without one); it must
+/// outlive the assembly. `weights`: a checkpoint to start from, empty for random weights from
+/// train.seed. Masters get the full fp32 values, not those rounded to the model's dtype.
+Assembly assemble(const Recipe& bound, at::Device device, const std::string& weights);
+
+}  // namespace longship::train
