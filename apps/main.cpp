@@ -9,6 +9,7 @@
 #include <new>
 
 #include "apps/bench.h"
+#include "apps/calibrate.h"
 #include "apps/eval.h"
 #include "apps/inspect.h"
 #include "apps/parity.h"
@@ -41,6 +42,7 @@ int run(int argc, char** argv) {
   longship::apps::add_inspect_command(app, action);
   longship::apps::add_parity_command(app, action);
   longship::apps::add_bench_command(app, action);
+  longship::apps::add_calibrate_command(app, action);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {

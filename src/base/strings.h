@@ -11,6 +11,9 @@ namespace longship {
 
 /// "a,,b" at ',' -> {"a", "", "b"}; "" -> {""}.
 std::vector<std::string> split(std::string_view text, char separator);
+
+/// Whether a pattern matches a whole text: * is any run of characters, ? one character.
+bool matches_glob(std::string_view pattern, std::string_view text);
 std::string join(const std::vector<std::string>& parts, std::string_view separator);
 /// Without spaces, tabs and line ends at both ends.
 std::string_view trim(std::string_view text);

@@ -9,14 +9,17 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "base/config/visitor.h"
+#include "base/error.h"
 #include "data/dataset.h"
 #include "data/sample.h"
+#include "nn/fp8.h"
 #include "nn/fused.h"
 #include "nn/module.h"
 
@@ -103,6 +106,14 @@ class Policy {
   }
   /// Once per optimizer step, before its first loss(): work that depends on the weights only.
   virtual void begin_step() {}
+  /// What an exact resume needs besides parameters and optimizer (scales of FP8), by name. Aliased.
+  virtual std::vector<NamedTensor> training_state() { return {}; }
+  /// Restores it; strict. Throws CheckpointError.
+  virtual void load_training_state(std::span<const NamedTensor> state) {
+    LS_CHECK(state.empty(), CheckpointError, "unexpected training state '{}'", state.front().name);
+  }
+  /// With Fp8Options::measure, after a backward pass.
+  virtual std::vector<nn::Fp8Measurement> fp8_measurements() { return {}; }
   /// Large tensors besides the parameters, by name, for memory reports.
   virtual std::vector<std::pair<std::string, std::vector<at::Tensor>>> extra_memory() { return {}; }
   /// Predicted action chunks, normalised, [B, horizon, action_dim] fp32 on the model's device. Call
@@ -179,6 +190,7 @@ struct BuildOptions {
   bool initialise =
       true;  // random weights from `seed`; false: initialise() or load_weights() follow
   uint64_t seed = 0;
+  std::optional<nn::Fp8Options> fp8 = std::nullopt;  // products in FP8
   nn::Fused fused = {};                     // operators to use
   std::vector<std::string> recompute = {};  // units whose activations are computed again, see plan
   int64_t token_bucket = 1;                 // text rows of a batch are padded to a multiple of it
@@ -212,6 +224,9 @@ class ModelFamily {
                                         const BuildOptions& options) const = 0;
   virtual std::unique_ptr<Transform> make_transform(const ModelConfig& config,
                                                     const data::Dataset& dataset) const = 0;
+  /// Layers that multiply in FP8 under train.fp8: default, as patterns over the names that the
+  /// family's README lists.
+  virtual std::vector<std::string> default_fp8_layers() const { return {}; }
   /// Work of a batch.
   virtual BatchCost cost(const ModelConfig& config, const Batch& batch) const = 0;
   /// A host batch of random numbers, for measuring without a dataset.

@@ -6,6 +6,7 @@
 #include "nn/fused.h"
 #include "nn/linear.h"
 #include "nn/module.h"
+#include "nn/fp8.h"
 
 namespace longship::nn {
 
@@ -21,6 +22,7 @@ class GatedMlp : public Module {
   at::Tensor forward(const at::Tensor& x, const Fused& fused) const;
 
   Linear gate_proj, up_proj, down_proj;
+  const Fp8GatedMlp* fp8 = nullptr;  // null: the model's dtype
 };
 
 /// SigLIP's MLP: fc2( gelu_tanh(fc1(x)) ), with biases.
@@ -31,6 +33,8 @@ class Mlp : public Module {
   at::Tensor hidden(const at::Tensor& x, bool fused) const;
 
   Linear fc1, fc2;
+  const Fp8Linear* fp8_fc1 = nullptr;
+  const Fp8Linear* fp8_fc2 = nullptr;
 };
 
 }  // namespace longship::nn

@@ -6,7 +6,11 @@
 #include <ATen/ops/mean.h>
 #include <ATen/ops/rsqrt.h>
 
+#include <optional>
+#include <tuple>
+
 #include "nn/tensor_math.h"
+#include "ops/layer_norm.h"
 #include "ops/rms_norm.h"
 
 namespace longship::nn {
@@ -14,6 +18,10 @@ namespace {
 
 at::Tensor wide(const at::Tensor& x) {
   return x.scalar_type() == at::kDouble ? x : x.to(at::kFloat);
+}
+
+std::optional<at::Tensor> given(const at::Tensor& t) {
+  return t.defined() ? std::optional<at::Tensor>(t) : std::nullopt;
 }
 
 /// x / sqrt(mean(x^2) + eps) * factor + shift, from library operators.
@@ -28,14 +36,14 @@ at::Tensor plain_rms_norm(const at::Tensor& x, const at::Tensor& factor, const a
 }  // namespace
 
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps, bool fused) {
-  if (fused || x.is_cpu() || x.is_meta()) return ops::rms_norm(x, wide(weight), std::nullopt, eps);
+  if (fused || x.is_cpu() || x.is_meta()) return ops::rms_norm(x, weight, std::nullopt, eps);
   return plain_rms_norm(x, 1.0 + wide(weight), {}, eps);
 }
 
 at::Tensor ada_rms_norm(const at::Tensor& x, const at::Tensor& scale, const at::Tensor& shift,
                         double eps, bool fused) {
   if (fused || x.is_cpu() || x.is_meta()) {
-    return ops::rms_norm(x, wide(scale).contiguous(), wide(shift).contiguous(), eps);
+    return ops::rms_norm(x, scale, shift, eps);
   }
   return plain_rms_norm(x, (1.0 + wide(scale)).unsqueeze(1), wide(shift).unsqueeze(1), eps);
 }
@@ -48,6 +56,11 @@ at::Tensor add_branch(const at::Tensor& h, const at::Tensor& branch, const at::T
 Normed add_rms_norm(const at::Tensor& h, const at::Tensor& branch, const at::Tensor& gate,
                     const at::Tensor& scale, const at::Tensor& shift, double eps, bool fused) {
   Normed out;
+  if (fused) {
+    std::tie(out.h, out.y) =
+        ops::add_rms_norm(h, branch, given(gate), scale, given(shift), eps);
+    return out;
+  }
   out.h = add_branch(h, branch, gate);
   out.y = shift.defined() ? ada_rms_norm(out.h, scale, shift, eps, fused)
                           : rms_norm(out.h, scale, eps, fused);
@@ -56,7 +69,7 @@ Normed add_rms_norm(const at::Tensor& h, const at::Tensor& branch, const at::Ten
 
 at::Tensor layer_norm(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                       double eps, bool fused) {
-  static_cast<void>(fused);
+  if (fused) return ops::layer_norm(x, weight, bias, eps);
   const at::ScalarType dtype = x.scalar_type();
   if (x.is_meta()) return at::empty_like(x);  // LibTorch has no meta kernel of its own
   return at::layer_norm(x, {x.size(-1)}, weight.to(dtype), bias.to(dtype), eps);
@@ -65,6 +78,11 @@ at::Tensor layer_norm(const at::Tensor& x, const at::Tensor& weight, const at::T
 Normed add_layer_norm(const at::Tensor& h, const at::Tensor& branch, const at::Tensor& branch_bias,
                       const at::Tensor& weight, const at::Tensor& bias, double eps, bool fused) {
   Normed out;
+  if (fused) {
+    std::tie(out.h, out.y) =
+        ops::add_layer_norm(h, branch, given(branch_bias), weight, bias, eps);
+    return out;
+  }
   out.h = h + (branch_bias.defined() ? branch + branch_bias.to(branch.scalar_type()) : branch);
   out.y = layer_norm(out.h, weight, bias, eps, fused);
   return out;

@@ -1,16 +1,23 @@
 #include "nn/packed_attention.h"
 
 #include <ATen/Context.h>
+#include <ATen/ops/_flash_attention_backward.h>
 #include <ATen/ops/_flash_attention_forward.h>
 #include <ATen/ops/_scaled_dot_product_cudnn_attention.h>
+#include <torch/csrc/autograd/custom_function.h>
 
 #include <optional>
 #include <tuple>
 
 #include "base/error.h"
+#include "ops/rows.h"
 
 namespace longship::nn {
 namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::Variable;
+using torch::autograd::variable_list;
 
 void check(const at::Tensor& q, const at::Tensor& k) {
   LS_CHECK(q.is_cuda() && q.scalar_type() == at::kBFloat16, InternalError,
@@ -32,6 +39,37 @@ at::Tensor cudnn_attention(const at::Tensor& q, const at::Tensor& k, const at::T
   return (heads_as_rows ? out : out.transpose(1, 2)).reshape({batch, length, heads * dim});
 }
 
+at::Tensor last(const at::Tensor& cu) {
+  return cu.narrow(0, cu.size(0) - 1, 1);
+}
+
+// The library's varlen kernels leave rows behind the last sample as they found the memory; here they
+// are zero, in the result and in the gradients. Saved: q, k, v, the result, the softmax statistics.
+class VarlenAttention : public torch::autograd::Function<VarlenAttention> {
+ public:
+  static Variable forward(AutogradContext* ctx, const Variable& q, const Variable& k,
+                          const Variable& v, const Variable& cu_q, const Variable& cu_k,
+                          int64_t max_q, int64_t max_k) {
+    auto [out, statistics, seed, unused, debug] =
+        at::_flash_attention_forward(q, k, v, cu_q, cu_k, max_q, max_k, 0.0, false, false);
+    ops::zero_tail_(out, last(cu_q));
+    ctx->saved_data["max_q"] = max_q;
+    ctx->saved_data["max_k"] = max_k;
+    ctx->save_for_backward({q, k, v, out, statistics, seed, unused, cu_q, cu_k});
+    return out;
+  }
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const variable_list s = ctx->get_saved_variables();
+    auto [dq, dk, dv] = at::_flash_attention_backward(
+        grads[0].contiguous(), s[0], s[1], s[2], s[3], s[4], s[7], s[8],
+        ctx->saved_data["max_q"].toInt(), ctx->saved_data["max_k"].toInt(), 0.0, false, s[5], s[6]);
+    ops::zero_tail_(dq, last(s[7]));
+    ops::zero_tail_(dk, last(s[8]));
+    ops::zero_tail_(dv, last(s[8]));
+    return {dq, dk, dv, Variable(), Variable(), Variable(), Variable()};
+  }
+};
+
 }  // namespace
 
 at::Tensor dense_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
@@ -46,9 +84,7 @@ at::Tensor varlen_attention(const at::Tensor& q, const at::Tensor& k, const at::
                             const at::Tensor& cu_q, const at::Tensor& cu_k, int64_t max_q,
                             int64_t max_k) {
   check(q, k);
-  return std::get<0>(
-             at::_flash_attention_forward(q, k, v, cu_q, cu_k, max_q, max_k, 0.0, false, false))
-      .flatten(1, 2);
+  return VarlenAttention::apply(q, k, v, cu_q, cu_k, max_q, max_k).flatten(1, 2);
 }
 
 }  // namespace longship::nn

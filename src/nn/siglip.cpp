@@ -1,7 +1,10 @@
 #include "nn/siglip.h"
 
+#include <ATen/ops/cat.h>
 #include <ATen/ops/linear.h>
 #include <fmt/core.h>
+
+#include <optional>
 
 #include "base/error.h"
 #include "nn/attention.h"
@@ -29,7 +32,12 @@ SiglipAttention::SiglipAttention(int64_t width, int64_t num_heads)
 at::Tensor SiglipAttention::mix(const at::Tensor& x, const Fused& fused) const {
   const int64_t width = x.size(-1), head_dim = width / num_heads_;
   std::vector<at::Tensor> qkv;
-  if (fused.stacked) {
+  if (fp8_qkv) {
+    qkv = fp8_qkv
+              ->forward(x, {q_proj.weight, k_proj.weight, v_proj.weight},
+                        at::cat({q_proj.bias, k_proj.bias, v_proj.bias}))
+              .split(width, -1);
+  } else if (fused.stacked) {
     qkv = stacked_linear(x, {q_proj.weight, k_proj.weight, v_proj.weight},
                          {q_proj.bias, k_proj.bias, v_proj.bias})
               .split(width, -1);
@@ -60,14 +68,18 @@ Normed SiglipLayer::forward(const Normed& x, const LayerNorm& next,
                           norm.bias, norm.eps(), fused.norms);
   };
   // Fused: the bias of a branch's last product is added together with the residual.
-  const auto product = [&](const at::Tensor& in, const Linear& layer) {
-    return fused.norms ? nn::linear(in, layer.weight) : layer.forward(in);
+  const auto product = [&](const at::Tensor& in, const Linear& layer,
+                           const Fp8Linear* fp8) {
+    const std::optional<at::Tensor> bias =
+        fused.norms ? std::nullopt : std::optional<at::Tensor>(layer.bias);
+    if (fp8) return fp8->forward(in, {layer.weight}, bias);
+    return bias ? layer.forward(in) : stacked_linear(in, {layer.weight});
   };
   const at::Tensor mixed = self_attn.mix(x.y.to(precision.gemm), fused);
   const Normed middle =
-      add(x.h, product(mixed, self_attn.out_proj), self_attn.out_proj, layer_norm2);
+      add(x.h, product(mixed, self_attn.out_proj, self_attn.fp8_out), self_attn.out_proj, layer_norm2);
   const at::Tensor hidden = mlp.hidden(middle.y.to(precision.gemm), fused.activations);
-  return add(middle.h, product(hidden, mlp.fc2), mlp.fc2, next);
+  return add(middle.h, product(hidden, mlp.fc2, mlp.fp8_fc2), mlp.fc2, next);
 }
 
 SiglipTower::SiglipTower(const SiglipSizes& sizes)
@@ -123,6 +135,20 @@ at::Tensor SiglipTower::encode(const at::Tensor& embeddings, const SiglipPrecisi
     x = {out[0], out[1]};
   }
   return layers_.empty() ? post_layernorm_.forward(embeddings, used.norms) : x.y;
+}
+
+void SiglipTower::use_fp8(Fp8Layers& layers, const std::string& prefix) {
+  for (size_t l = 0; l < layers_.size(); ++l) {
+    SiglipLayer& layer = *layers_[l];
+    const auto name = [&](const char* part) { return fmt::format("{}.{}.{}", prefix, l, part); };
+    SiglipAttention& attention = layer.self_attn;
+    attention.fp8_qkv =
+        layers.linear(name("qkv"), {attention.q_proj.weight, attention.k_proj.weight,
+                                    attention.v_proj.weight});
+    attention.fp8_out = layers.linear(name("out"), {attention.out_proj.weight});
+    layer.mlp.fp8_fc1 = layers.linear(name("fc1"), {layer.mlp.fc1.weight});
+    layer.mlp.fp8_fc2 = layers.linear(name("fc2"), {layer.mlp.fc2.weight});
+  }
 }
 
 }  // namespace longship::nn

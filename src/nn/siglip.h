@@ -8,6 +8,7 @@
 #include <memory>
 #include <vector>
 
+#include "nn/fp8.h"
 #include "nn/fused.h"
 #include "nn/linear.h"
 #include "nn/mlp.h"
@@ -44,6 +45,8 @@ class SiglipAttention : public Module {
   at::Tensor mix(const at::Tensor& x, const Fused& fused) const;
 
   Linear q_proj, k_proj, v_proj, out_proj;
+  const Fp8Linear* fp8_qkv = nullptr;  // null: the model's dtype
+  const Fp8Linear* fp8_out = nullptr;
 
  private:
   int64_t num_heads_;
@@ -76,6 +79,9 @@ class SiglipTower : public Module {
                     const Fused& fused = {}, const RecomputeRule& recomputed = {}) const;
 
   const SiglipSizes& sizes() const { return sizes_; }
+
+  /// Asks for FP8 sites "<prefix>.<layer>.qkv", ".out", ".fc1" and ".fc2".
+  void use_fp8(Fp8Layers& layers, const std::string& prefix);
 
  private:
   SiglipSizes sizes_;

@@ -57,6 +57,8 @@ fs::path save_checkpoint(CheckpointStore& store, const CheckpointContents& conte
   }
   const io::NamedTensors optimizer_state = optimizer.state();
   for (const auto& [name, tensor] : optimizer_state) needed += bytes_of(tensor);
+  io::NamedTensors policy_state;
+  for (models::NamedTensor& t : policy.training_state()) policy_state.emplace_back(t.name, t.tensor);
   return store.save(state.step, needed, [&](const fs::path& folder) {
     constexpr ExitCode code = ExitCode::kCheckpoint;
     fs::create_directories(folder / "state");
@@ -66,6 +68,9 @@ fs::path save_checkpoint(CheckpointStore& store, const CheckpointContents& conte
     write_file_atomic(folder / "config.yaml", contents.recipe_yaml, code);
     write_file_atomic(folder / "stats.json", contents.stats_json, code);
     io::save_tensors(folder / "state" / "optimizer.safetensors", optimizer_state);
+    if (!policy_state.empty()) {
+      io::save_tensors(folder / "state" / "policy.safetensors", policy_state);
+    }
     write_file_atomic(folder / "state" / "trainer.json", to_json(state), code);
   });
 }
@@ -79,6 +84,16 @@ void load_training_state(const fs::path& checkpoint, models::Policy& policy, Ada
     optimizer.load_state({state.begin(), state.end()}, num_updates);
   } catch (const CheckpointError& error) {
     throw CheckpointError(fmt::format("{}: {}", file.string(), error.what()));
+  }
+  const fs::path extra = checkpoint / "state" / "policy.safetensors";
+  std::vector<models::NamedTensor> policy_state;
+  if (fs::exists(extra)) {
+    for (auto& [name, tensor] : io::load_tensors(extra)) policy_state.push_back({name, tensor});
+  }
+  try {
+    policy.load_training_state(policy_state);
+  } catch (const CheckpointError& error) {
+    throw CheckpointError(fmt::format("{}: {}", extra.string(), error.what()));
   }
 }
 

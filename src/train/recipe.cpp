@@ -265,6 +265,11 @@ void PerfSection::reflect(config::Visitor& visitor) {
                  .unit = "tokens",
                  .min = 1,
                  .max = 65536});
+  visitor.choice("fp8_scaling", fp8_scaling, {"delayed", "current"},
+                 {.doc = "FP8: scales from the largest values of the last 16 steps, or from the "
+                         "tensor itself (one pass more)"});
+  visitor.choice("fp8_gradients", fp8_gradients, {"e5m2", "e4m3"},
+                 {.doc = "FP8: format of output gradients; e5m2 has more range, e4m3 more bits"});
   visitor.field("cpu_oracles", cpu_oracles,
                 {.doc = "Use the fused operators on the CPU too; slow, for tests"});
 }

@@ -82,6 +82,8 @@ struct PerfSection {
   bool pack_text = true;
   bool copy_ahead = true;
   int64_t token_bucket = 256;
+  std::string fp8_scaling = "delayed";
+  std::string fp8_gradients = "e5m2";
   bool cpu_oracles = false;
   void reflect(config::Visitor& visitor);
 };

@@ -11,6 +11,7 @@
 #include "base/strings.h"
 #include "data/lerobot/lerobot_dataset.h"
 #include "runtime/device.h"
+#include "train/calibrate.h"
 #include "train/checkpoint.h"
 
 namespace longship::train {
@@ -155,6 +156,14 @@ models::BuildOptions build_options(const Recipe& recipe, at::Device device) {
   out.fused.attention = device.is_cuda() && perf.flash_attention;
   out.token_bucket = device.is_cuda() ? perf.token_bucket : 1;
   out.pad_text = !perf.pack_text;
+  if (recipe.train.fp8) {
+    nn::Fp8Options fp8;
+    fp8.layers = *recipe.train.fp8 == "default" ? recipe.family->default_fp8_layers()
+                                                : read_fp8_table(*recipe.train.fp8);
+    fp8.delayed = recipe.perf.fp8_scaling == "delayed";
+    fp8.e5m2_gradients = recipe.perf.fp8_gradients == "e5m2";
+    out.fp8 = fp8;
+  }
   if (recipe.train.recompute != "none") out.recompute = split(recipe.train.recompute, ',');
   return out;
 }

@@ -87,12 +87,13 @@ PaddedInputs tiny_inputs(const std::string& golden, int64_t batch) {
 
 std::unique_ptr<Pi05Policy> tiny_policy(const std::string& golden,
                                         const std::function<void(Pi05Config&)>& change,
-                                        at::ScalarType dtype) {
+                                        at::ScalarType dtype, const BuildOptions& build) {
   const auto folder = longship::testing::golden_path(golden);
   Pi05Config config = pi05_import_config(folder / "config.json");
   if (change) change(config);
-  BuildOptions options;
+  BuildOptions options = build;
   options.dtype = dtype;
+  options.initialise = false;
   auto policy = std::make_unique<Pi05Policy>(config, options);
   policy->load_weights(folder / "weights.safetensors");
   return policy;

@@ -20,7 +20,8 @@ PaddedInputs tiny_inputs(const std::string& golden = "pi05/tiny_train", int64_t 
 /// Policy with the case's weights; `change` edits the configuration first.
 std::unique_ptr<Pi05Policy> tiny_policy(const std::string& golden = "pi05/tiny_train",
                                         const std::function<void(Pi05Config&)>& change = {},
-                                        at::ScalarType dtype = at::kFloat);
+                                        at::ScalarType dtype = at::kFloat,
+                                        const BuildOptions& build = {});
 
 /// AdamW, clipping and the two recorded schedules, written out plainly: an oracle independent of
 /// the trainer's.

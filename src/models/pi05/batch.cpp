@@ -66,8 +66,9 @@ std::vector<std::pair<std::string, at::Tensor*>> Pi05Batch::tensors() {
 
 std::string Pi05Batch::signature() const {
   LS_CHECK(layout.has_value(), InternalError, "Pi05 batch: signature() before prepare()");
-  std::string out = fmt::format("B{} V{} T{} N{}{}", size(), images.size(0), token_ids.size(0),
-                                layout->num_rows, layout->dense ? " dense" : "");
+  std::string out =
+      fmt::format("B{} V{} T{} N{} L{}{}", size(), images.size(0), token_ids.size(0),
+                  layout->num_rows, layout->length_bound, layout->dense ? " dense" : "");
   // The plain attention's tables have one shape per distribution of lengths.
   if (layout->pad_index.defined()) {
     out += fmt::format(" padded to {} with {} tokens", layout->max_length, layout->num_valid);

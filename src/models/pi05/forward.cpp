@@ -22,6 +22,7 @@
 #include "nn/rope.h"
 #include "nn/stacked_linear.h"
 #include "nn/tensor_math.h"
+#include "ops/embedding_rows.h"
 
 namespace longship::models {
 namespace {
@@ -56,6 +57,14 @@ at::Tensor Pi05Model::embed_text(const Pi05Batch& batch) const {
   if (embedding_.is_meta()) {
     return nn::select_rows(embedding_, batch.token_ids).to(precision_.stream) * scale;
   }
+  if (fused_.embedding) {
+    const auto given = [](const at::Tensor& t) {
+      return t.defined() ? std::optional<at::Tensor>(t) : std::nullopt;
+    };
+    return ops::embedding_rows(embedding_, batch.token_ids, scale, kPadToken,
+                               given(embedding_grad), given(embedding_flags))
+        .to(precision_.stream);
+  }
   // Padding rows (id -1) read the pad token's row: their content reaches nothing.
   const at::Tensor ids = batch.token_ids.clamp_min(kPadToken);
   return at::embedding(embedding_, ids, kPadToken).to(precision_.stream) * scale;
@@ -80,7 +89,7 @@ Pi05Model::PrefixState Pi05Model::prefix_layer(size_t l, const nn::Normed& x,
   if (last) return out;
   if (tap) record(fmt::format("act.stream0.layer{}.attn_heads", l), mixed);
   const nn::Normed middle = layer.post_attention_layernorm.add(
-      x.h, layer.self_attn.o_proj.forward(mixed), {}, {}, fused_.norms);
+      x.h, layer.self_attn.project(mixed), {}, {}, fused_.norms);
   const at::Tensor branch = layer.mlp.forward(middle.y, fused_);
   out.x = prefix_layers_[l + 1]->input_layernorm.add(middle.h, branch, {}, {}, fused_.norms);
   return out;
@@ -172,7 +181,7 @@ nn::Normed Pi05Model::expert_layer(size_t l, const nn::Normed& x,
   const at::Tensor mixed = attend_suffix(heads, k, v, layout, mask);
   if (tap) record(fmt::format("act.stream1.layer{}.attn_heads", l), mixed);
   const nn::Normed middle = layer.post_attention_layernorm.add(
-      x.h, layer.self_attn.o_proj.forward(mixed), attn_mod.gate, mlp_mod, fused_.norms);
+      x.h, layer.self_attn.project(mixed), attn_mod.gate, mlp_mod, fused_.norms);
   const at::Tensor branch = layer.mlp.forward(middle.y, fused_);
   const GemmaNorm& next =
       l + 1 < expert_layers_.size() ? expert_layers_[l + 1]->input_layernorm : expert_norm_;
@@ -217,6 +226,12 @@ at::Tensor Pi05Model::velocity(const PrefixCache& cache, const PrefixLayout& lay
   return v.scalar_type() == at::kDouble ? v : v.to(at::kFloat);
 }
 
+at::Tensor Pi05Model::predict(const Pi05Batch& batch, const at::Tensor& x_t,
+                              const at::Tensor& time) const {
+  const PrefixLayout where = layout(batch);
+  return velocity(encode_prefix(batch, where), where, batch.state, x_t, time);
+}
+
 Pi05Flow Pi05Model::flow(const Pi05Batch& batch, const at::Tensor& noise,
                          const at::Tensor& time) const {
   LS_CHECK(batch.actions.dim() == 3 && batch.actions.size(2) == sizes_.max_action_dim, ShapeError,
@@ -228,8 +243,7 @@ Pi05Flow Pi05Model::flow(const Pi05Batch& batch, const at::Tensor& noise,
   out.u_t = noise - batch.actions;
   record("x_t", out.x_t);
   record("u_t", out.u_t);
-  const PrefixLayout where = layout(batch);
-  out.v_t = velocity(encode_prefix(batch, where), where, batch.state, out.x_t, time);
+  out.v_t = predict(batch, out.x_t, time);
   const at::Tensor difference = out.v_t - out.u_t;
   out.elem = difference * difference;
   return out;

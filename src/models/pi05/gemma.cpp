@@ -38,7 +38,15 @@ GemmaAttention::GemmaAttention(const GemmaLayerSizes& s)
   register_stack({&q_proj.weight, &k_proj.weight, &v_proj.weight});
 }
 
+at::Tensor GemmaAttention::project(const at::Tensor& mixed) const {
+  if (fp8_out) return fp8_out->forward(mixed, {o_proj.weight});
+  return nn::stacked_linear(mixed, {o_proj.weight});
+}
+
 at::Tensor GemmaAttention::qkv(const at::Tensor& x, const nn::Fused& fused) const {
+  if (fp8_qkv) {
+    return fp8_qkv->forward(x, {q_proj.weight, k_proj.weight, v_proj.weight});
+  }
   if (!fused.stacked) return at::cat({q_proj.forward(x), k_proj.forward(x), v_proj.forward(x)}, -1);
   return nn::stacked_linear(x, {q_proj.weight, k_proj.weight, v_proj.weight});
 }

@@ -10,6 +10,7 @@
 #include "nn/mlp.h"
 #include "nn/module.h"
 #include "nn/norm.h"
+#include "nn/fp8.h"
 
 namespace longship::models {
 
@@ -54,7 +55,12 @@ class GemmaAttention : public nn::Module {
   /// [..., 2 kv_heads * head_dim]: key and value heads only.
   at::Tensor kv(const at::Tensor& x, const nn::Fused& fused) const;
 
+  /// o_proj.
+  at::Tensor project(const at::Tensor& mixed) const;
+
   nn::Linear q_proj, k_proj, v_proj, o_proj;
+  const nn::Fp8Linear* fp8_qkv = nullptr;  // null: the model's dtype
+  const nn::Fp8Linear* fp8_out = nullptr;
 };
 
 class GemmaLayer : public nn::Module {

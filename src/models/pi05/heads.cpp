@@ -13,6 +13,8 @@
 #include "nn/functions.h"
 #include "nn/packed_attention.h"
 #include "nn/rope.h"
+#include "ops/rope_qkv.h"
+#include "ops/rows.h"
 
 namespace longship::models {
 namespace {
@@ -57,7 +59,15 @@ void Pi05Model::prepare(Pi05Batch& batch) const {
   request.text_rows = rows;
   request.suffix_length = suffix_length();
   request.packed = fused_.attention;
+  request.length_bound = length_bound(batch);
   batch.layout = make_prefix_layout(request);
+}
+
+int64_t Pi05Model::length_bound(const Pi05Batch& batch) const {
+  int64_t images = 0, tokens = sizes_.token_limit;
+  for (const int64_t n : batch.images_per_sample) images = std::max(images, n);
+  for (const int64_t n : batch.tokens_per_sample) tokens = std::max(tokens, n);
+  return images * sizes_.vision.num_tokens() + tokens;
 }
 
 PrefixLayout Pi05Model::layout(const Pi05Batch& batch) const {
@@ -72,6 +82,7 @@ PrefixLayout Pi05Model::layout(const Pi05Batch& batch) const {
   request.text_rows = batch.token_ids.size(0);
   request.suffix_length = suffix_length();
   request.packed = fused_.attention;
+  request.length_bound = length_bound(batch);
   PrefixLayout out = make_prefix_layout(request);
   for (auto& [name, tensor] : out.tensors()) *tensor = tensor->to(batch.token_ids.device());
   reserve_positions(out);
@@ -79,7 +90,7 @@ PrefixLayout Pi05Model::layout(const Pi05Batch& batch) const {
 }
 
 void Pi05Model::reserve_positions(const PrefixLayout& layout) const {
-  const int64_t needed = layout.max_length + suffix_length();
+  const int64_t needed = std::max(layout.length_bound, layout.max_length) + suffix_length();
   const at::Device device = embedding_.device();
   if (rope_.cos.defined() && rope_.cos.size(0) >= needed && rope_.cos.device() == device) return;
   const at::Tensor positions =
@@ -94,9 +105,15 @@ nn::RopeTable Pi05Model::rope_rows(const at::Tensor& positions) const {
 Pi05Model::Heads Pi05Model::split_heads(const at::Tensor& qkv, const at::Tensor& positions,
                                         const nn::RopeTable& rows,
                                         const at::Tensor& rows_valid) const {
-  static_cast<void>(positions);
-  static_cast<void>(rows_valid);
   const int64_t groups = sizes_.num_kv_heads;
+  if (fused_.rope) {
+    const int64_t num_heads = qkv.size(-1) / sizes_.head_dim - 2 * groups;
+    auto [q, k, v] = ops::rope_qkv(
+        qkv, rope_.cos.select(1, 0), rope_.sin.select(1, 0), positions, num_heads, groups,
+        sizes_.head_dim,
+        rows_valid.defined() ? std::optional<at::Tensor>(rows_valid) : std::nullopt);
+    return {num_heads > 0 ? q : at::Tensor(), k, v};
+  }
   const at::Tensor all = qkv.unflatten(-1, {-1, sizes_.head_dim});
   const int64_t heads = all.size(-2) - 2 * groups;
   const auto parts = all.split_with_sizes({heads + groups, groups}, -2);
@@ -125,10 +142,8 @@ at::Tensor Pi05Model::attend_prefix(const Heads& heads, const PrefixLayout& layo
     };
     return nn::dense_attention(dense(heads.q), dense(heads.k), dense(heads.v)).flatten(0, 1);
   }
-  const at::Tensor mixed =
-      nn::varlen_attention(heads.q, heads.k, heads.v, layout.cu_prefix, layout.cu_prefix,
-                           layout.max_length, layout.max_length);
-  return mixed;
+  return nn::varlen_attention(heads.q, heads.k, heads.v, layout.cu_prefix, layout.cu_prefix,
+                              layout.length_bound, layout.length_bound);
 }
 
 at::Tensor Pi05Model::suffix_mask(const PrefixLayout& layout, int64_t suffix_length) const {
@@ -161,7 +176,7 @@ at::Tensor Pi05Model::attend_suffix(const Heads& own, const at::Tensor& k, const
     return packed ? nn::dense_attention(q, all_k, all_v) : nn::attention(q, all_k, all_v, mask);
   }
   const auto joint = [&](const at::Tensor& prefix, const at::Tensor& rest) {
-    return nn::pad_rows(at::cat({prefix, rest}), layout.joint_index, layout.joint_inverse);
+    return ops::permute_rows(at::cat({prefix, rest}), layout.joint_index, layout.joint_inverse);
   };
   const at::Tensor mixed =
       nn::varlen_attention(own.q, joint(k, own.k), joint(v, own.v), layout.cu_suffix,

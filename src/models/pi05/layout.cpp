@@ -134,6 +134,7 @@ PrefixLayout make_prefix_layout(const LayoutRequest& request) {
   PrefixLayout out;
   out.batch_size = static_cast<int64_t>(request.tokens_per_sample.size());
   out.suffix_length = request.suffix_length;
+  out.length_bound = request.length_bound;
   std::vector<int64_t> lengths;
   int64_t valid_text = 0;
   for (size_t b = 0; b < request.tokens_per_sample.size(); ++b) {

@@ -19,6 +19,7 @@ struct PrefixLayout {
   int64_t num_rows = 0;       // N
   int64_t num_valid = 0;      // rows that are tokens; the rest is padding and stays zero
   int64_t max_length = 0;     // L
+  int64_t length_bound = 0;   // L of any batch of the same shape at most
   int64_t suffix_length = 0;  // T
   bool dense = false;         // every sample has L tokens and there is no padding
 
@@ -50,6 +51,7 @@ struct LayoutRequest {
   int64_t tokens_per_image = 0;
   int64_t text_rows = 0;  // rows of the token id tensor, padding included
   int64_t suffix_length = 0;
+  int64_t length_bound = 0;  // see PrefixLayout
   bool packed = false;  // tables of the packed attention, or of the plain one
 };
 

@@ -85,6 +85,7 @@ Pi05Model::Pi05Model(const Pi05Config& config, const BuildOptions& options)
   }
   // The state token of Pi0 needs a mask, and flash kernels are for bf16: the plain attention there.
   fused_.attention = fused_.attention && config.is_pi05() && dtype_ == at::kBFloat16;
+  if (options.fp8) fp8_ = std::make_unique<nn::Fp8Layers>(*options.fp8);
   register_all();
   allocate(at::kMeta);
   choose_recomputed(options.recompute);
@@ -155,6 +156,27 @@ void Pi05Model::register_all() {
 void Pi05Model::allocate(at::Device device) {
   materialise(device,
               [&](std::string_view name) { return pi05_parameter_dtype(config_, dtype_, name); });
+  if (fp8_ && device.type() != at::kMeta) use_fp8(device);
+}
+
+// The last prefix layer, the expert and the heads stay in the model's dtype: their products are
+// small.
+void Pi05Model::use_fp8(at::Device device) {
+  LS_CHECK(precision_.vision.stream == precision_.stream, ConfigError,
+           "train.fp8 works with model.parity openpi: loongforge keeps the vision tower in fp32");
+  for (size_t l = 0; l + 1 < prefix_layers_.size(); ++l) {
+    GemmaLayer& layer = *prefix_layers_[l];
+    GemmaAttention& attention = layer.self_attn;
+    const auto name = [&](const char* part) { return fmt::format("prefix.{}.{}", l, part); };
+    attention.fp8_qkv =
+        fp8_->linear(name("qkv"), {attention.q_proj.weight, attention.k_proj.weight,
+                                   attention.v_proj.weight});
+    attention.fp8_out = fp8_->linear(name("out"), {attention.o_proj.weight});
+    layer.mlp.fp8 = fp8_->gated_mlp(name("mlp"), layer.mlp.gate_proj.weight,
+                                    layer.mlp.up_proj.weight, layer.mlp.down_proj.weight);
+  }
+  vision_.use_fp8(*fp8_, "vision");
+  fp8_->create(device);
 }
 
 void Pi05Model::initialise(uint64_t seed, const PreciseSink& sink) {

@@ -14,6 +14,7 @@
 #include "models/pi05/gemma.h"
 #include "models/pi05/layout.h"
 #include "models/spec.h"
+#include "nn/fp8.h"
 #include "nn/fused.h"
 #include "nn/linear.h"
 #include "nn/module.h"
@@ -87,6 +88,14 @@ class Pi05Model : public nn::Module {
   /// rotation table long enough, so call it outside a capture before the first capture.
   PrefixLayout layout(const Pi05Batch& batch) const;
   const nn::Fused& fused() const { return fused_; }
+
+  /// FP8 layers, null without: "prefix.<layer>.qkv|out|mlp" and "vision.<layer>.qkv|out|fc1|fc2".
+  nn::Fp8Layers* fp8() const { return fp8_.get(); }
+
+  /// Velocity for noisy actions x_t; the loss is the caller's.
+  at::Tensor predict(const Pi05Batch& batch, const at::Tensor& x_t, const at::Tensor& time) const;
+  /// Row-sparse gradient of the token embedding, undefined tensors without the fused embedding.
+  at::Tensor embedding_grad, embedding_flags;
   const Pi05Sizes& sizes() const { return sizes_; }
   const Pi05Config& config() const { return config_; }
   at::ScalarType dtype() const { return dtype_; }
@@ -108,6 +117,7 @@ class Pi05Model : public nn::Module {
     at::Tensor k, v;  // as in PrefixCache
   };
   void register_all();
+  void use_fp8(at::Device device);
   void choose_recomputed(const std::vector<std::string>& patterns);
   void initialise_parameter(const std::string& name, at::Tensor& parameter, uint64_t seed) const;
   void record(std::string_view name, const at::Tensor& tensor) const {
@@ -120,6 +130,7 @@ class Pi05Model : public nn::Module {
                     const at::Tensor& rows_valid) const;
   nn::RopeTable rope_rows(const at::Tensor& positions) const;
   void reserve_positions(const PrefixLayout& layout) const;
+  int64_t length_bound(const Pi05Batch& batch) const;
   /// One prefix layer: from the stream and its norm to those behind the layer.
   PrefixState prefix_layer(size_t l, const nn::Normed& x, const PrefixLayout& layout,
                            const nn::RopeTable& rows) const;
@@ -143,6 +154,7 @@ class Pi05Model : public nn::Module {
   at::ScalarType dtype_;
   Pi05Precision precision_;
   nn::Fused fused_;
+  std::unique_ptr<nn::Fp8Layers> fp8_;
   int64_t token_bucket_ = 1;
   bool pad_text_ = false;
   std::vector<bool> recompute_vision_, recompute_joint_;  // per layer

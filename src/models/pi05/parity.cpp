@@ -152,7 +152,7 @@ class Pi05ParityAdapter : public ParityAdapter {
   void add_gradients(Tensors& out) {
     for (ParamInfo& info : policy_->parameters()) {
       if (info.role == ParamRole::kFrozen) continue;
-      const at::Tensor& grad = info.tensor.grad();
+      const at::Tensor& grad = info.row_sparse ? info.row_sparse->grad : info.tensor.grad();
       out["grad." + info.name] =
           grad.defined() ? grad.to(at::kFloat) : at::zeros_like(info.tensor, at::kFloat);
     }

@@ -5,31 +5,12 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/strings.h"
 
 namespace longship::models {
 namespace {
 
 constexpr std::string_view kPrefixStream = "paligemma_with_expert.paligemma.model.language_model.";
-
-bool glob(std::string_view pattern, std::string_view text) {
-  size_t p = 0, t = 0, star = std::string_view::npos, mark = 0;
-  while (t < text.size()) {
-    if (p < pattern.size() && (pattern[p] == '?' || pattern[p] == text[t])) {
-      ++p;
-      ++t;
-    } else if (p < pattern.size() && pattern[p] == '*') {
-      star = p++;
-      mark = t;
-    } else if (star != std::string_view::npos) {
-      p = star + 1;
-      t = ++mark;
-    } else {
-      return false;
-    }
-  }
-  while (p < pattern.size() && pattern[p] == '*') ++p;
-  return p == pattern.size();
-}
 
 /// The last prefix layer feeds keys and values only; the prefix norm feeds nothing.
 bool is_dead(std::string_view name, int64_t depth) {
@@ -67,7 +48,7 @@ std::string unit_of(const std::string& name) {
 }  // namespace
 
 bool matches_parameter(std::string_view pattern, std::string_view name) {
-  if (glob(pattern, name)) return true;
+  if (matches_glob(pattern, name)) return true;
   return name.size() > pattern.size() && name.starts_with(pattern) && name[pattern.size()] == '.';
 }
 

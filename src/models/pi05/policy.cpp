@@ -3,6 +3,8 @@
 #include <ATen/ops/mean.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/sum.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 #include <fmt/core.h>
 
 #include "base/error.h"
@@ -10,6 +12,7 @@
 #include "models/pi05/plan.h"
 #include "models/pi05/sampling.h"
 #include "nn/tensor_math.h"
+#include "ops/flow.h"
 
 namespace longship::models {
 namespace {
@@ -38,6 +41,13 @@ Pi05Policy::Pi05Policy(const Pi05Config& config, const BuildOptions& options)
   parameters_ = pi05_parameters(model_);
   for (ParamInfo& info : parameters_) {
     info.tensor.set_requires_grad(info.role == ParamRole::kTrainable);
+    const bool sparse = info.name == kPi05Embedding && model_.fused().embedding &&
+                        info.role == ParamRole::kTrainable && !info.tensor.is_meta();
+    if (!sparse) continue;
+    model_.embedding_grad = at::zeros_like(info.tensor);
+    model_.embedding_flags =
+        at::zeros({info.tensor.size(0)}, info.tensor.options().dtype(at::kByte));
+    info.row_sparse = RowSparseGrad{model_.embedding_grad, model_.embedding_flags};
   }
 }
 
@@ -63,6 +73,32 @@ void Pi05Policy::prepare_sampling(Batch& batch, const DrawKey& key) const {
   if (own.noise.defined()) return;
   own.noise = draw_noise(key.seed, RngStream::kSample, key.step, own.sample_ids,
                          model_.config().horizon(), model_.sizes().max_action_dim, at::kCPU);
+}
+
+void Pi05Policy::begin_step() {
+  if (model_.fp8()) model_.fp8()->begin_step();
+}
+
+std::vector<NamedTensor> Pi05Policy::training_state() {
+  if (!model_.fp8() || !model_.fp8()->state().defined()) return {};
+  return {{"fp8.scales", model_.fp8()->state()}};
+}
+
+void Pi05Policy::load_training_state(std::span<const NamedTensor> state) {
+  const size_t expected = training_state().size();
+  LS_CHECK(state.size() == expected && (state.empty() || state[0].name == "fp8.scales"),
+           CheckpointError, "the checkpoint has {} tensors of training state, this run has {}: "
+           "train.fp8 differs", state.size(), expected);
+  if (!state.empty()) model_.fp8()->load_state(state[0].tensor);
+}
+
+std::vector<nn::Fp8Measurement> Pi05Policy::fp8_measurements() {
+  return model_.fp8() ? model_.fp8()->measurements() : std::vector<nn::Fp8Measurement>{};
+}
+
+std::vector<std::pair<std::string, std::vector<at::Tensor>>> Pi05Policy::extra_memory() {
+  if (!model_.fp8()) return {};
+  return {{"fp8_weights", model_.fp8()->copies()}};
 }
 
 Pi05Flow Pi05Policy::flow(const Pi05Batch& batch) const {
@@ -101,12 +137,33 @@ at::Tensor Pi05Policy::with_unreached_parameters(at::Tensor loss, const Pi05Batc
 
 LossResult Pi05Policy::loss(const Batch& batch) {
   const Pi05Batch& own = pi05_batch(batch);
+  if (model_.fused().loss && !model_.tap) return fused_loss(own);
   const Pi05Flow terms = flow(own);
   LossResult result;
   result.loss = with_unreached_parameters(reduce(terms, own), own);
   const int64_t dim = model_.config().action_dim;
   if (model_.config().parity == "openpi" && dim > 0 && dim < model_.sizes().max_action_dim) {
     result.metrics.emplace_back("loss_real_dims", at::mean(real_dims(terms.elem.detach())));
+  }
+  return result;
+}
+
+LossResult Pi05Policy::fused_loss(const Pi05Batch& batch) {
+  const Pi05Config& config = model_.config();
+  const int64_t width = batch.actions.size(2);
+  const std::optional<at::Tensor> is_pad =
+      config.mask_action_padding ? std::optional<at::Tensor>(batch.action_is_pad) : std::nullopt;
+  const at::Tensor x_t = ops::flow_mix(batch.actions, batch.noise, batch.time);
+  const at::Tensor v = model_.predict(batch, x_t, batch.time);
+  const auto mean_over = [&](const at::Tensor& prediction, int64_t dims) {
+    return std::get<0>(ops::flow_loss(prediction, batch.actions, batch.noise, dims, is_pad));
+  };
+  LossResult result;
+  const bool real_only = config.parity == "loongforge";
+  result.loss = with_unreached_parameters(
+      mean_over(v, real_only ? config.action_dim : width), batch);
+  if (!real_only && config.action_dim > 0 && config.action_dim < width) {
+    result.metrics.emplace_back("loss_real_dims", mean_over(v.detach(), config.action_dim));
   }
   return result;
 }

@@ -20,6 +20,11 @@ class Pi05Policy : public Policy {
   std::vector<ParamInfo> parameters() override { return parameters_; }
   void prepare(Batch& batch, const DrawKey& key) const override;
   void prepare_sampling(Batch& batch, const DrawKey& key) const override;
+  void begin_step() override;
+  std::vector<NamedTensor> training_state() override;
+  void load_training_state(std::span<const NamedTensor> state) override;
+  std::vector<nn::Fp8Measurement> fp8_measurements() override;
+  std::vector<std::pair<std::string, std::vector<at::Tensor>>> extra_memory() override;
   using Policy::loss;
   LossResult loss(const Batch& batch) override;
   at::Tensor sample(const Batch& batch, const DrawKey& key) override;
@@ -39,6 +44,7 @@ class Pi05Policy : public Policy {
   /// get zero gradients.
   at::Tensor with_unreached_parameters(at::Tensor loss, const Pi05Batch& batch) const;
   at::Tensor real_dims(const at::Tensor& actions) const;
+  LossResult fused_loss(const Pi05Batch& batch);
 
   Pi05Model model_;
   std::vector<ParamInfo> parameters_;
