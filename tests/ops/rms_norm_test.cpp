@@ -2,16 +2,15 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/abs.h>
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/ones.h>
-#include <ATen/ops/randn.h>
 #include <ATen/ops/rsqrt.h>
 #include <ATen/ops/zeros.h>
 
 #include "base/error.h"
+#include "norm_support.h"
 #include "runtime/device.h"
 
 namespace longship::ops {
@@ -37,9 +36,14 @@ at::Tensor composite(const at::Tensor& x, const at::Tensor& scale,
   return y.reshape(x.sizes());
 }
 
-at::Tensor random(std::vector<int64_t> sizes, at::ScalarType type = at::kDouble,
-                  at::Device device = at::kCPU) {
-  return at::randn(sizes, at::TensorOptions().dtype(at::kDouble)).to(device, type);
+using test::random;
+
+test::Tensors with_shift(const test::Tensors& in) {
+  return {rms_norm(in[0], in[1], in[2], 1e-6)};
+}
+
+test::Tensors without_shift(const test::Tensors& in) {
+  return {rms_norm(in[0], in[1], std::nullopt, 1e-6)};
 }
 
 class RmsNormShapes : public ::testing::TestWithParam<Shape> {};
@@ -154,36 +158,73 @@ TEST(RmsNorm, UnevenGroupsAreRefused) {
   EXPECT_THROW(rms_norm(at::zeros({5, 8}), at::zeros({2, 8}), std::nullopt, 1e-6), ShapeError);
 }
 
-TEST(RmsNormGpu, MatchesCpuForwardAndBackward) {
+TEST(RmsNorm, ZeroRowsGiveZeroParameterGradients) {
+  const test::OpRun run =
+      test::run_op(with_shift, {random({0, 8}), random({2, 8}), random({2, 8})}, {random({0, 8})});
+  for (size_t i : {1, 2}) EXPECT_TRUE(at::equal(run.gradients[i], at::zeros({2, 8}, at::kDouble)));
+}
+
+TEST(RmsNorm, GradientsHaveTheDtypeOfTheirParameter) {
+  const test::OpRun run = test::run_op(
+      with_shift,
+      {random({4, 8}, at::kBFloat16), random({2, 8}, at::kFloat), random({2, 8}, at::kBFloat16)},
+      {random({4, 8}, at::kBFloat16)});
+  EXPECT_EQ(run.gradients[1].scalar_type(), at::kFloat);
+  EXPECT_EQ(run.gradients[2].scalar_type(), at::kBFloat16);
+}
+
+TEST(RmsNorm, StridedParametersOfThreeDimensionalInput) {
+  const at::Tensor x = random({3, 5, 8}), modulation = random({3, 24});
+  const at::Tensor scale = modulation.narrow(1, 8, 8), shift = modulation.narrow(1, 16, 8);
+  EXPECT_TRUE(at::equal(rms_norm(x, scale, shift, 1e-6),
+                        rms_norm(x, scale.contiguous(), shift.contiguous(), 1e-6)));
+}
+
+struct GpuCase {
+  Shape shape;
+  bool offset = false;
+};
+
+TEST(RmsNormGpu, MatchesCpu) {
   if (!runtime::cuda_available()) GTEST_SKIP() << "no CUDA device on this machine";
-  for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
-    for (const Shape s :
-         {Shape{7, 1, 5}, Shape{300, 3, 1024}, Shape{65, 1, 2048}, Shape{12, 4, 33}}) {
-      std::vector<at::Tensor> results[2];
-      const at::Tensor x0 = random({s.rows, s.width}, type);
-      const at::Tensor scale0 = random({s.groups, s.width}, at::kFloat);
-      const at::Tensor shift0 = random({s.groups, s.width}, at::kFloat);
-      const at::Tensor weight = random({s.rows, s.width}, type);
-      for (int on_gpu : {0, 1}) {
-        const at::Device device = on_gpu ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU);
-        const at::Tensor x =
-            x0.detach().to(device, x0.scalar_type(), false, true).set_requires_grad(true);
-        const at::Tensor scale =
-            scale0.detach().to(device, scale0.scalar_type(), false, true).set_requires_grad(true);
-        const at::Tensor shift =
-            shift0.detach().to(device, shift0.scalar_type(), false, true).set_requires_grad(true);
-        const at::Tensor y = rms_norm(x, scale, shift, 1e-6);
-        (y * weight.to(device)).sum().backward();
-        results[on_gpu] = {y.detach().cpu(), x.grad().cpu(), scale.grad().cpu(),
-                           shift.grad().cpu()};
+  // Every path of the kernels: several steps per team, one to four teams, teams with idle threads,
+  // rows too wide or too odd for teams.
+  const std::vector<GpuCase> cases = {
+      {{7, 1, 3}},     {{7, 1, 5}},       {{12, 4, 33}},          {{300, 3, 1024}},
+      {{65, 1, 2048}}, {{3000, 1, 2048}}, {{300, 1, 2048}, true}, {{2500, 5, 256}},
+      {{90, 3, 72}},   {{500, 1, 4096}},  {{20, 1, 4104}},        {{20, 2, 5001}},
+      {{0, 2, 64}},
+  };
+  for (const GpuCase& c : cases) {
+    for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+      for (const at::ScalarType param_type : {at::kFloat, at::kBFloat16}) {
+        const auto& [rows, groups, width] = c.shape;
+        const test::Tensors inputs = {random({rows, width}, type),
+                                      random({groups, width}, param_type),
+                                      random({groups, width}, param_type)};
+        const test::Tensors gradients = {random({rows, width}, type)};
+        const std::string what = fmt::format("{}x{}, {} groups{}, {} with {} parameters", rows,
+                                             width, groups, c.offset ? ", unaligned" : "",
+                                             at::toString(type), at::toString(param_type));
+        test::expect_gpu_matches_cpu(with_shift, inputs, gradients, c.offset, what);
+        test::expect_gpu_matches_cpu(without_shift, {inputs[0], inputs[1]}, gradients, c.offset,
+                                     what + ", no shift");
       }
-      const double tolerance = type == at::kFloat ? 2e-5 : 2e-2;
-      for (size_t i = 0; i < 4; ++i) {
-        const at::Tensor a = results[0][i].to(at::kDouble);
-        const at::Tensor b = results[1][i].to(at::kDouble);
-        EXPECT_LE(at::abs(a - b).max().item<double>(),
-                  tolerance * std::max(1.0, at::abs(a).max().item<double>()));
-      }
+    }
+  }
+}
+
+TEST(RmsNormGpu, StridedModulationOfThreeDimensionalInput) {
+  if (!runtime::cuda_available()) GTEST_SKIP() << "no CUDA device on this machine";
+  for (const int64_t width : {1024, 1001}) {
+    const test::Op op = [width](const test::Tensors& in) {
+      return with_shift({in[0], in[1].narrow(1, 0, width), in[1].narrow(1, width, width)});
+    };
+    for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+      const test::Tensors inputs = {random({8, 50, width}, at::kBFloat16),
+                                    random({8, 3 * width}, type)};
+      test::expect_gpu_matches_cpu(op, inputs, {random({8, 50, width}, at::kBFloat16)}, false,
+                                   fmt::format("width {}", width));
     }
   }
 }

@@ -1,22 +1,29 @@
 #pragma once
-// RMS normalisation with per-group scale and shift: y = x * rstd * (1 + scale[g]) + shift[g],
-// rstd = 1 / sqrt(mean(x^2) + eps), everything in fp32, y rounded to the type of x.
-// Host API of the CUDA kernels; plain pointers, no tensor library.
+// RMS normalisation with per-group scale and shift, alone or after a gated residual addition:
+//   x     = h + branch * gate[g], rounded to the element type   (without branch: x is given)
+//   rstd  = 1 / sqrt(mean(x^2) + eps)
+//   y     = x * rstd * (1 + scale[g]) + shift[g]
+// Everything in fp32; y rounded to the element type. Host API of the CUDA kernels; plain pointers,
+// no tensor library.
 
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
 
 #include "kernels/common/dtype.h"
+#include "kernels/common/param_rows.h"
 
 namespace longship::kernels {
 
-/// x, y [num_rows, width]; scale, shift [num_groups, width] fp32; row r belongs to group r /
-/// (num_rows / num_groups). shift may be null. All contiguous, on the device of the stream.
+/// Tensors [num_rows, width] contiguous, of type `element`, on the device of the stream, none
+/// overlapping another. Row r belongs to group r / (num_rows / num_groups).
 struct RmsNormArgs {
-  const void* x = nullptr;
-  const float* scale = nullptr;
-  const float* shift = nullptr;
+  const void* h = nullptr;
+  const void* branch = nullptr;  // null: no addition, x = h
+  ParamRows gate;                // null: plain addition
+  ParamRows scale;
+  ParamRows shift;        // null: none
+  void* h_out = nullptr;  // x, written only with a branch
   void* y = nullptr;
   float* rstd = nullptr;  // [num_rows]
   int64_t num_rows = 0;
@@ -26,25 +33,40 @@ struct RmsNormArgs {
   ElementType element = ElementType::kFloat32;
 };
 
-/// Gradients. dx [num_rows, width] in the type of x; dscale, dshift [num_groups, width] fp32,
-/// overwritten; dshift may be null.
+/// Gradients of the above, with x_hat = x * rstd and d = dy * (1 + scale[g]):
+///   dh      = dh_out + rstd * (d - x_hat * mean(d * x_hat))
+///   dbranch = dh * gate[g],  dgate[g] = sum of dh * branch
+///   dscale[g] = sum of dy * x_hat,  dshift[g] = sum of dy      over the rows of the group
+/// dh enters dbranch and dgate before it is rounded.
 struct RmsNormBackwardArgs {
+  const void* dh_out = nullptr;  // null: zero
   const void* dy = nullptr;
   const void* x = nullptr;
-  const float* scale = nullptr;
+  const void* branch = nullptr;  // with a gate only
+  ParamRows gate;                // null: dbranch is dh, not written
+  ParamRows scale;
   const float* rstd = nullptr;
-  void* dx = nullptr;
-  float* dscale = nullptr;
-  float* dshift = nullptr;
+  void* dh = nullptr;
+  void* dbranch = nullptr;  // with a gate only
+  ParamGradient dgate;      // with a gate only
+  ParamGradient dscale;
+  ParamGradient dshift;        // null: no shift
+  float* workspace = nullptr;  // rms_norm_backward_workspace_bytes
   int64_t num_rows = 0;
   int64_t num_groups = 1;
   int64_t width = 0;
   ElementType element = ElementType::kFloat32;
 };
 
-/// Asynchronous on `stream`. Bound by memory: reads x once, writes y once.
+/// Asynchronous on `stream`. Bound by memory: reads h and branch once, writes h_out and y once, for
+/// widths up to 4096 that are multiples of 8 and tensors aligned to 16 bytes; others reread rows.
 cudaError_t rms_norm_forward(const RmsNormArgs& args, cudaStream_t stream);
-/// Asynchronous on `stream`. Deterministic: every sum has a fixed order.
+
+/// Asynchronous on `stream`, two launches. Deterministic: every sum has a fixed order. Without rows
+/// the parameter gradients are set to zero.
 cudaError_t rms_norm_backward(const RmsNormBackwardArgs& args, cudaStream_t stream);
+
+/// Bytes that `workspace` must have, 16-byte aligned; all other fields of args are set.
+int64_t rms_norm_backward_workspace_bytes(const RmsNormBackwardArgs& args);
 
 }  // namespace longship::kernels

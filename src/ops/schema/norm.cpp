@@ -1,10 +1,35 @@
 // Schemas of the normalisation operators; implementations register themselves at their dispatch
-// keys. Every family of operators has its own schema file.
+// keys. Every family of operators has its own schema file. Results that an optional argument brings
+// along are [0] without it.
 #include <torch/library.h>
 
 TORCH_LIBRARY_FRAGMENT(longship, m) {
   m.def("rms_norm(Tensor x, Tensor scale, Tensor? shift, float eps) -> (Tensor y, Tensor rstd)");
   m.def(
-      "rms_norm_backward(Tensor dy, Tensor x, Tensor scale, Tensor rstd, bool has_shift)"
+      "rms_norm_backward(Tensor dy, Tensor x, Tensor scale, Tensor rstd, Tensor? shift)"
       " -> (Tensor dx, Tensor dscale, Tensor dshift)");
+  m.def(
+      "add_rms_norm(Tensor h, Tensor branch, Tensor? gate, Tensor scale, Tensor? shift, float eps)"
+      " -> (Tensor h_out, Tensor y, Tensor rstd)");
+  m.def(
+      "add_rms_norm_backward(Tensor? dh_out, Tensor dy, Tensor h_out, Tensor rstd, Tensor? branch,"
+      " Tensor? gate, Tensor scale, Tensor? shift)"
+      " -> (Tensor dh, Tensor dbranch, Tensor dgate, Tensor dscale, Tensor dshift)");
+  m.def("add_gate(Tensor h, Tensor branch, Tensor? gate) -> Tensor");
+  m.def(
+      "add_gate_backward(Tensor dout, Tensor branch, Tensor gate)"
+      " -> (Tensor dbranch, Tensor dgate)");
+  m.def(
+      "layer_norm(Tensor x, Tensor weight, Tensor bias, float eps)"
+      " -> (Tensor y, Tensor mean, Tensor rstd)");
+  m.def(
+      "layer_norm_backward(Tensor dy, Tensor x, Tensor mean, Tensor rstd, Tensor weight,"
+      " Tensor bias) -> (Tensor dx, Tensor dweight, Tensor dbias)");
+  m.def(
+      "add_layer_norm(Tensor h, Tensor branch, Tensor? branch_bias, Tensor weight, Tensor bias,"
+      " float eps) -> (Tensor h_out, Tensor y, Tensor mean, Tensor rstd)");
+  m.def(
+      "add_layer_norm_backward(Tensor? dh_out, Tensor dy, Tensor h_out, Tensor mean, Tensor rstd,"
+      " Tensor weight, Tensor bias, Tensor? branch_bias)"
+      " -> (Tensor dh, Tensor dbranch_bias, Tensor dweight, Tensor dbias)");
 }

@@ -1,0 +1,167 @@
+// Autograd of layer_norm and add_layer_norm. Saved for backward: x or h_out, weight, mean, rstd,
+// and the biases for shape and dtype of their gradients.
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/sum.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
+
+#include <tuple>
+
+#include "base/error.h"
+#include "ops/layer_norm.h"
+#include "ops/norm_check.h"
+
+namespace longship::ops {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::tensor_list;
+using Tensor = at::Tensor;
+using OptionalTensor = std::optional<at::Tensor>;
+using NormResult = std::tuple<Tensor, Tensor, Tensor>;
+using NormGradients = std::tuple<Tensor, Tensor, Tensor>;
+using AddResult = std::tuple<Tensor, Tensor, Tensor, Tensor>;
+using AddGradients = std::tuple<Tensor, Tensor, Tensor, Tensor>;
+
+OptionalTensor optional(const Tensor& tensor) {
+  return tensor.defined() ? OptionalTensor(tensor) : std::nullopt;
+}
+
+NormResult call_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps) {
+  static const auto op =
+      c10::Dispatcher::singleton()
+          .findSchemaOrThrow("longship::layer_norm", "")
+          .typed<NormResult(const Tensor&, const Tensor&, const Tensor&, double)>();
+  return op.call(x, weight, bias, eps);
+}
+
+NormGradients call_norm_backward(const Tensor& dy, const Tensor& x, const Tensor& mean,
+                                 const Tensor& rstd, const Tensor& weight, const Tensor& bias) {
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("longship::layer_norm_backward", "")
+                             .typed<NormGradients(const Tensor&, const Tensor&, const Tensor&,
+                                                  const Tensor&, const Tensor&, const Tensor&)>();
+  return op.call(dy, x, mean, rstd, weight, bias);
+}
+
+AddResult call_add(const Tensor& h, const Tensor& branch, const OptionalTensor& branch_bias,
+                   const Tensor& weight, const Tensor& bias, double eps) {
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("longship::add_layer_norm", "")
+                             .typed<AddResult(const Tensor&, const Tensor&, const OptionalTensor&,
+                                              const Tensor&, const Tensor&, double)>();
+  return op.call(h, branch, branch_bias, weight, bias, eps);
+}
+
+AddGradients call_add_backward(const OptionalTensor& dh_out, const Tensor& dy, const Tensor& h_out,
+                               const Tensor& mean, const Tensor& rstd, const Tensor& weight,
+                               const Tensor& bias, const OptionalTensor& branch_bias) {
+  static const auto op =
+      c10::Dispatcher::singleton()
+          .findSchemaOrThrow("longship::add_layer_norm_backward", "")
+          .typed<AddGradients(const OptionalTensor&, const Tensor&, const Tensor&, const Tensor&,
+                              const Tensor&, const Tensor&, const Tensor&,
+                              const OptionalTensor&)>();
+  return op.call(dh_out, dy, h_out, mean, rstd, weight, bias, branch_bias);
+}
+
+class LayerNormFunction : public torch::autograd::Function<LayerNormFunction> {
+ public:
+  static tensor_list forward(AutogradContext* context, const Tensor& x, const Tensor& weight,
+                             const Tensor& bias, double eps) {
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    auto [y, mean, rstd] = call_norm(x, weight, bias, eps);
+    context->save_for_backward({x, mean, rstd, weight, bias});
+    context->set_materialize_grads(false);
+    context->mark_non_differentiable({mean, rstd});
+    return {y, mean, rstd};
+  }
+
+  static tensor_list backward(AutogradContext* context, tensor_list gradients) {
+    LS_CHECK(!at::GradMode::is_enabled(), InternalError,
+             "layer_norm: second derivatives are not implemented");
+    tensor_list result(4);
+    if (!gradients[0].defined()) return result;
+    const auto saved = context->get_saved_variables();
+    std::tie(result[0], result[1], result[2]) = call_norm_backward(
+        gradients[0].contiguous(), saved[0], saved[1], saved[2], saved[3], saved[4]);
+    return result;
+  }
+};
+
+class AddLayerNormFunction : public torch::autograd::Function<AddLayerNormFunction> {
+ public:
+  static tensor_list forward(AutogradContext* context, const Tensor& h, const Tensor& branch,
+                             const OptionalTensor& branch_bias, const Tensor& weight,
+                             const Tensor& bias, double eps) {
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    auto [h_out, y, mean, rstd] = call_add(h, branch, branch_bias, weight, bias, eps);
+    context->save_for_backward({h_out, mean, rstd, weight, bias, branch_bias.value_or(Tensor())});
+    context->set_materialize_grads(false);
+    context->mark_non_differentiable({mean, rstd});
+    return {h_out, y, mean, rstd};
+  }
+
+  static tensor_list backward(AutogradContext* context, tensor_list gradients) {
+    LS_CHECK(!at::GradMode::is_enabled(), InternalError,
+             "add_layer_norm: second derivatives are not implemented");
+    tensor_list result(6);
+    const Tensor& dh_out = gradients[0];
+    const Tensor& dy = gradients[1];
+    if (!dh_out.defined() && !dy.defined()) return result;
+    const auto saved = context->get_saved_variables();
+    const Tensor& branch_bias = saved[5];
+    if (!dy.defined()) {
+      // The norm was not used: a plain addition.
+      result[0] = result[1] = dh_out;
+      if (branch_bias.defined()) {
+        result[2] = dh_out.reshape({-1, branch_bias.size(0)})
+                        .sum({0}, false, accumulate_type(dh_out))
+                        .to(branch_bias.scalar_type());
+      }
+      return result;
+    }
+    auto [dh, dbranch_bias, dweight, dbias] = call_add_backward(
+        dh_out.defined() ? OptionalTensor(dh_out.contiguous()) : std::nullopt, dy.contiguous(),
+        saved[0], saved[1], saved[2], saved[3], saved[4], optional(branch_bias));
+    result[0] = result[1] = dh;
+    if (branch_bias.defined()) result[2] = dbranch_bias;
+    result[3] = dweight;
+    result[4] = dbias;
+    return result;
+  }
+};
+
+NormResult layer_norm_autograd(const Tensor& x, const Tensor& weight, const Tensor& bias,
+                               double eps) {
+  auto result = LayerNormFunction::apply(x, weight, bias, eps);
+  return {result[0], result[1], result[2]};
+}
+
+AddResult add_layer_norm_autograd(const Tensor& h, const Tensor& branch,
+                                  const OptionalTensor& branch_bias, const Tensor& weight,
+                                  const Tensor& bias, double eps) {
+  auto result = AddLayerNormFunction::apply(h, branch, branch_bias, weight, bias, eps);
+  return {result[0], result[1], result[2], result[3]};
+}
+
+TORCH_LIBRARY_IMPL(longship, Autograd, m) {
+  m.impl("layer_norm", layer_norm_autograd);
+  m.impl("add_layer_norm", add_layer_norm_autograd);
+}
+
+}  // namespace
+
+Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps) {
+  return std::get<0>(call_norm(x.contiguous(), weight, bias, eps));
+}
+
+std::pair<Tensor, Tensor> add_layer_norm(const Tensor& h, const Tensor& branch,
+                                         const OptionalTensor& branch_bias, const Tensor& weight,
+                                         const Tensor& bias, double eps) {
+  auto [h_out, y, mean, rstd] =
+      call_add(h.contiguous(), branch.contiguous(), branch_bias, weight, bias, eps);
+  return {h_out, y};
+}
+
+}  // namespace longship::ops

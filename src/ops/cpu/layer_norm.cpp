@@ -1,0 +1,225 @@
+// CPU implementation of layer_norm and add_layer_norm: the oracle of the CUDA kernels and the fast
+// path of a laptop run.
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <torch/library.h>
+
+#include <cmath>
+#include <tuple>
+
+#include "ops/cpu/norm_rows.h"
+
+namespace longship::ops {
+namespace {
+
+using cpu::ChunkSums;
+using cpu::GroupRows;
+using cpu::RowChunks;
+using Tensor = at::Tensor;
+using OptionalTensor = std::optional<at::Tensor>;
+
+constexpr int64_t kGrain = 16;
+
+template <class T, class Acc>
+void normalise_row(const T* in, const Acc* weight, const Acc* bias, double eps, T* out, Acc& mean,
+                   Acc& rstd, int64_t width) {
+  Acc sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t i = 0; i < width; ++i) sum += static_cast<Acc>(in[i]);
+  const Acc m = sum / static_cast<Acc>(width);
+  Acc squares = 0;
+#pragma omp simd reduction(+ : squares)
+  for (int64_t i = 0; i < width; ++i) {
+    const Acc d = static_cast<Acc>(in[i]) - m;
+    squares += d * d;
+  }
+  const Acc r = Acc(1) / std::sqrt(squares / static_cast<Acc>(width) + static_cast<Acc>(eps));
+#pragma omp simd
+  for (int64_t i = 0; i < width; ++i) {
+    out[i] = static_cast<T>((static_cast<Acc>(in[i]) - m) * r * weight[i] + bias[i]);
+  }
+  mean = m;
+  rstd = r;
+}
+
+struct Result {
+  Tensor h_out, y, mean, rstd;
+};
+
+/// Normalises h, or h + (branch + branch_bias) written to h_out.
+template <class T, class Acc>
+Result forward(const GroupedRows& rows, const Tensor& h, const OptionalTensor& branch,
+               const OptionalTensor& branch_bias, const Tensor& weight, const Tensor& bias,
+               double eps) {
+  const int64_t width = rows.width;
+  const auto statistics = h.options().dtype(cpu::kAccType<Acc>);
+  Result result = {branch.has_value() ? at::empty_like(h) : Tensor(), at::empty_like(h),
+                   at::empty({rows.num_rows}, statistics), at::empty({rows.num_rows}, statistics)};
+  const GroupRows<Acc> branch_bias_rows(branch_bias), weight_rows(weight), bias_rows(bias);
+  const Acc* extra = branch_bias_rows.row(0);
+  const T* h_data = h.const_data_ptr<T>();
+  const T* branch_data = branch.has_value() ? branch->const_data_ptr<T>() : nullptr;
+  T* x_data = branch.has_value() ? result.h_out.mutable_data_ptr<T>() : nullptr;
+  T* y_data = result.y.mutable_data_ptr<T>();
+  Acc* mean_data = result.mean.mutable_data_ptr<Acc>();
+  Acc* rstd_data = result.rstd.mutable_data_ptr<Acc>();
+  at::parallel_for(0, rows.num_rows, kGrain, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      const int64_t at = row * width;
+      const T* x = h_data + at;
+      if (branch_data != nullptr) {
+        for (int64_t i = 0; i < width; ++i) {
+          const Acc b = static_cast<Acc>(branch_data[at + i]) + (extra ? extra[i] : Acc(0));
+          x_data[at + i] = static_cast<T>(static_cast<Acc>(x[i]) + b);
+        }
+        x = x_data + at;
+      }
+      normalise_row<T, Acc>(x, weight_rows.row(0), bias_rows.row(0), eps, y_data + at,
+                            mean_data[row], rstd_data[row], width);
+    }
+  });
+  return result;
+}
+
+/// Pointers of the backward pass; those of absent arguments are null.
+template <class T, class Acc>
+struct BackwardData {
+  const T *dh_out, *dy, *x;
+  const Acc *mean, *rstd, *weight;
+  T* dh;
+};
+
+/// Gradients of one row; its contributions are added to the sums.
+template <class T, class Acc>
+void backward_row(const BackwardData<T, Acc>& data, int64_t row, int64_t width, Acc* dweight,
+                  Acc* dbias, Acc* dbranch_bias) {
+  const int64_t at = row * width;
+  const T* dy = data.dy + at;
+  const T* x = data.x + at;
+  const Acc m = data.mean[row];
+  const Acc r = data.rstd[row];
+  Acc sum_d = 0;
+  Acc sum_dx = 0;
+#pragma omp simd reduction(+ : sum_d, sum_dx)
+  for (int64_t i = 0; i < width; ++i) {
+    const Acc g = static_cast<Acc>(dy[i]);
+    const Acc x_hat = (static_cast<Acc>(x[i]) - m) * r;
+    dweight[i] += g * x_hat;
+    dbias[i] += g;
+    sum_d += g * data.weight[i];
+    sum_dx += g * data.weight[i] * x_hat;
+  }
+  const Acc mean_d = sum_d / static_cast<Acc>(width);
+  const Acc mean_dx = sum_dx / static_cast<Acc>(width);
+  for (int64_t i = 0; i < width; ++i) {
+    const Acc x_hat = (static_cast<Acc>(x[i]) - m) * r;
+    Acc v = r * (static_cast<Acc>(dy[i]) * data.weight[i] - mean_d - x_hat * mean_dx);
+    if (data.dh_out != nullptr) v += static_cast<Acc>(data.dh_out[at + i]);
+    data.dh[at + i] = static_cast<T>(v);
+    if (dbranch_bias != nullptr) dbranch_bias[i] += v;
+  }
+}
+
+struct Gradients {
+  Tensor dh, dbranch_bias, dweight, dbias;
+};
+
+template <class T, class Acc>
+Gradients backward(const GroupedRows& rows, const OptionalTensor& dh_out, const Tensor& dy,
+                   const Tensor& x, const Tensor& mean, const Tensor& rstd, const Tensor& weight,
+                   const Tensor& bias, const OptionalTensor& branch_bias) {
+  Gradients result;
+  result.dh = at::empty_like(x);
+  const GroupRows<Acc> weight_rows(weight);
+  const BackwardData<T, Acc> data = {dh_out.has_value() ? dh_out->const_data_ptr<T>() : nullptr,
+                                     dy.const_data_ptr<T>(),
+                                     x.const_data_ptr<T>(),
+                                     mean.const_data_ptr<Acc>(),
+                                     rstd.const_data_ptr<Acc>(),
+                                     weight_rows.row(0),
+                                     result.dh.mutable_data_ptr<T>()};
+  const RowChunks chunks(rows);
+  ChunkSums<Acc> weight_sums(chunks, rows.width);
+  ChunkSums<Acc> bias_sums(chunks, rows.width);
+  ChunkSums<Acc> branch_bias_sums(chunks, rows.width, branch_bias.has_value());
+  at::parallel_for(0, chunks.num_chunks, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t chunk = begin; chunk < end; ++chunk) {
+      for (int64_t row = chunks.begin(chunk); row < chunks.end(chunk); ++row) {
+        backward_row<T, Acc>(data, row, rows.width, weight_sums.row(chunk), bias_sums.row(chunk),
+                             branch_bias_sums.row(chunk));
+      }
+    }
+  });
+  result.dweight = weight_sums.total(weight, weight);
+  result.dbias = bias_sums.total(bias, bias);
+  result.dbranch_bias = branch_bias_sums.total(branch_bias, weight);
+  return result;
+}
+
+std::tuple<Tensor, Tensor, Tensor> layer_norm_cpu(const Tensor& x, const Tensor& weight,
+                                                  const Tensor& bias, double eps) {
+  const GroupedRows rows = check_rows("layer_norm", x, {{"weight", weight}, {"bias", bias}});
+  Result r;
+  cpu::dispatch_element("layer_norm", x.scalar_type(), [&](auto element, auto acc) {
+    r = forward<decltype(element), decltype(acc)>(rows, x, std::nullopt, std::nullopt, weight, bias,
+                                                  eps);
+  });
+  return {r.y, r.mean, r.rstd};
+}
+
+std::tuple<Tensor, Tensor, Tensor> layer_norm_backward_cpu(const Tensor& dy, const Tensor& x,
+                                                           const Tensor& mean, const Tensor& rstd,
+                                                           const Tensor& weight,
+                                                           const Tensor& bias) {
+  constexpr const char* kOp = "layer_norm_backward";
+  const GroupedRows rows = check_rows(kOp, x, {{"weight", weight}, {"bias", bias}});
+  check_like(kOp, "dy", dy, x);
+  Gradients g;
+  cpu::dispatch_element(kOp, x.scalar_type(), [&](auto element, auto acc) {
+    g = backward<decltype(element), decltype(acc)>(rows, std::nullopt, dy, x, mean, rstd, weight,
+                                                   bias, std::nullopt);
+  });
+  return {g.dh, g.dweight, g.dbias};
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> add_layer_norm_cpu(const Tensor& h, const Tensor& branch,
+                                                              const OptionalTensor& branch_bias,
+                                                              const Tensor& weight,
+                                                              const Tensor& bias, double eps) {
+  const GroupedRows rows = check_rows(
+      "add_layer_norm", h, {{"branch_bias", branch_bias}, {"weight", weight}, {"bias", bias}});
+  check_like("add_layer_norm", "branch", branch, h);
+  Result r;
+  cpu::dispatch_element("add_layer_norm", h.scalar_type(), [&](auto element, auto acc) {
+    r = forward<decltype(element), decltype(acc)>(rows, h, branch, branch_bias, weight, bias, eps);
+  });
+  return {r.h_out, r.y, r.mean, r.rstd};
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> add_layer_norm_backward_cpu(
+    const OptionalTensor& dh_out, const Tensor& dy, const Tensor& h_out, const Tensor& mean,
+    const Tensor& rstd, const Tensor& weight, const Tensor& bias,
+    const OptionalTensor& branch_bias) {
+  constexpr const char* kOp = "add_layer_norm_backward";
+  const GroupedRows rows =
+      check_rows(kOp, h_out, {{"branch_bias", branch_bias}, {"weight", weight}, {"bias", bias}});
+  check_like(kOp, "dy", dy, h_out);
+  if (dh_out.has_value()) check_like(kOp, "dh_out", *dh_out, h_out);
+  Gradients g;
+  cpu::dispatch_element(kOp, h_out.scalar_type(), [&](auto element, auto acc) {
+    g = backward<decltype(element), decltype(acc)>(rows, dh_out, dy, h_out, mean, rstd, weight,
+                                                   bias, branch_bias);
+  });
+  return {g.dh, g.dbranch_bias, g.dweight, g.dbias};
+}
+
+TORCH_LIBRARY_IMPL(longship, CPU, m) {
+  m.impl("layer_norm", layer_norm_cpu);
+  m.impl("layer_norm_backward", layer_norm_backward_cpu);
+  m.impl("add_layer_norm", add_layer_norm_cpu);
+  m.impl("add_layer_norm_backward", add_layer_norm_backward_cpu);
+}
+
+}  // namespace
+}  // namespace longship::ops
