@@ -66,10 +66,20 @@ enum class ParamRole {
   kDecayOnly,  // gradient is exactly zero by structure: only the decoupled decay applies
 };
 
+/// Gradient of a table of which a step touches few rows. The backward pass adds to `grad` and sets
+/// the flags of the rows that it touches; rows with flag 0 hold zeros. The optimizer zeroes `grad`
+/// after every update and never resets a flag.
+struct RowSparseGrad {
+  at::Tensor grad;       // shape of the parameter, fp32 or bf16, contiguous, on its device
+  at::Tensor row_flags;  // uint8 [size(0)]
+};
+
 struct ParamInfo {
   std::string name;  // public checkpoint name
   at::Tensor tensor;
   ParamRole role = ParamRole::kTrainable;
+  /// Where the gradient is instead of in tensor.grad(). Only with kTrainable.
+  std::optional<RowSparseGrad> row_sparse = std::nullopt;
 };
 
 /// A named host tensor for export.

@@ -1,32 +1,44 @@
 #include "train/optimizer.h"
 
-#include <ATen/Parallel.h>
+// Parameters, groups and state of the optimizer; its arithmetic is in optimizer_update.cpp.
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/_fused_adamw.h>
-#include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros_like.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <array>
-#include <cmath>
 #include <map>
-#include <set>
 
 #include "base/error.h"
-#include "train/adamw_kernel.h"
+#include "ops/adamw.h"
 
 namespace longship::train {
 namespace {
 
 using models::ParamRole;
 
-// Elements per unit of parallel work. Fixed, so that the order of the norm's sum does not depend on
-// threads.
-constexpr int64_t kChunk = 16384;
-
 bool is_fp32(const at::Tensor& t) {
   return t.scalar_type() == at::kFloat;
+}
+
+void check_row_sparse(const AdamW::Entry& e) {
+  const auto& [grad, flags] = *e.row_sparse;
+  LS_CHECK(
+      e.role == ParamRole::kTrainable && e.param.dim() >= 1 && grad.defined() && flags.defined() &&
+          grad.sizes() == e.param.sizes() && grad.is_contiguous() &&
+          grad.device() == e.param.device() &&
+          (is_fp32(grad) || grad.scalar_type() == at::kBFloat16) &&
+          flags.numel() == e.param.size(0) && flags.scalar_type() == at::kByte &&
+          flags.is_contiguous() && flags.device() == e.param.device(),
+      InternalError,
+      "the row-sparse gradient of '{}' must be fp32 or bf16 in the parameter's shape, with one "
+      "uint8 flag per row",
+      e.name);
+}
+
+// Rows of which any element is not zero, bool [rows], without a copy of the whole tensor.
+at::Tensor nonzero_rows(const at::Tensor& t) {
+  const at::Tensor rows = t.view({t.size(0), -1});
+  return rows.amax({1}).ne(0).logical_or_(rows.amin({1}).ne(0));
 }
 
 }  // namespace
@@ -62,7 +74,7 @@ bool glob_match(const std::string& pattern, const std::string& name) {
 }
 
 AdamW::AdamW(std::vector<models::ParamInfo> parameters, const AdamWConfig& config)
-    : config_(config), on_cpu_(!config.library_kernels) {
+    : config_(config), on_cpu_(config.fused) {
   const at::NoGradGuard no_grad;
   for (models::ParamInfo& info : parameters) {
     if (info.role == ParamRole::kFrozen) continue;
@@ -79,6 +91,8 @@ AdamW::AdamW(std::vector<models::ParamInfo> parameters, const AdamWConfig& confi
       e.exp_avg_sq = at::zeros_like(e.master);
     }
     if (config_.ema) e.ema = e.master.clone();
+    e.row_sparse = std::move(info.row_sparse);
+    if (e.row_sparse) check_row_sparse(e);
     on_cpu_ = on_cpu_ && e.param.device().is_cpu();
     entries_.push_back(std::move(e));
   }
@@ -87,6 +101,39 @@ AdamW::AdamW(std::vector<models::ParamInfo> parameters, const AdamWConfig& confi
   assign_groups();
   make_chunks();
   grads_.resize(entries_.size());
+  const c10::DeviceType device = entries_.front().param.device().type();
+  if (config_.fused && !on_cpu_ && ops::FusedAdamW::available(device)) fused();
+}
+
+AdamW::~AdamW() = default;
+
+ops::FusedAdamW& AdamW::fused() {
+  if (fused_) return *fused_;
+  LS_CHECK(config_.fused, InternalError, "asynchronous steps need AdamWConfig::fused");
+  std::vector<ops::AdamWTensor> tensors;
+  for (const Entry& e : entries_) {
+    ops::AdamWTensor t;
+    t.master = e.master;
+    if (!is_fp32(e.param)) t.param = e.param.detach();
+    t.exp_avg = e.exp_avg;
+    t.exp_avg_sq = e.exp_avg_sq;
+    t.ema = e.ema;
+    if (e.row_sparse) {
+      t.row_grad = e.row_sparse->grad;
+      t.row_flags = e.row_sparse->row_flags;
+    }
+    t.group = e.rate;
+    tensors.push_back(std::move(t));
+  }
+  ops::AdamWHyper hyper;
+  hyper.beta1 = config_.beta1;
+  hyper.beta2 = config_.beta2;
+  hyper.eps = config_.eps;
+  hyper.max_norm = config_.clip_norm;
+  hyper.ema = config_.ema;
+  fused_ = ops::FusedAdamW::create(std::move(tensors), hyper);
+  fused_->set_num_updates(num_updates_);
+  return *fused_;
 }
 
 void AdamW::assign_groups() {
@@ -104,6 +151,10 @@ void AdamW::assign_groups() {
       e.lr_scale = group.lr_scale;
       e.weight_decay = group.weight_decay;
     }
+    const std::pair rate(e.lr_scale, e.weight_decay);
+    const auto known = std::find(rates_.begin(), rates_.end(), rate);
+    e.rate = known - rates_.begin();
+    if (known == rates_.end()) rates_.push_back(rate);
   }
   for (size_t i = 0; i < config_.groups.size(); ++i) {
     LS_CHECK(matched[i] > 0, ConfigError,
@@ -152,160 +203,6 @@ int64_t AdamW::num_elements() const {
   return n;
 }
 
-double AdamW::grad_norm() {
-  std::vector<std::string> missing;
-  for (size_t i = 0; i < entries_.size(); ++i) {
-    const Entry& e = entries_[i];
-    if (e.role != ParamRole::kTrainable) continue;
-    grads_[i] = e.param.grad();
-    if (!grads_[i].defined()) {
-      missing.push_back(e.name);
-      continue;
-    }
-    if (!grads_[i].is_contiguous()) grads_[i] = grads_[i].contiguous();
-  }
-  LS_CHECK(missing.empty(), InternalError,
-           "{} trainable parameters got no gradient: {}; the model must declare them frozen or "
-           "decay-only",
-           missing.size(), fmt::join(missing, ", "));
-  if (!on_cpu_) {
-    double sum = 0;
-    at::Tensor total;
-    for (const at::Tensor& g : grads_) {
-      if (!g.defined()) continue;
-      const at::Tensor square = g.to(at::kFloat).square().sum(at::kDouble);
-      total = total.defined() ? total.add(square) : square;
-    }
-    if (total.defined()) sum = total.item<double>();
-    return std::sqrt(sum);
-  }
-  const auto n = static_cast<int64_t>(chunks_.size());
-  at::parallel_for(0, n, 1, [&](int64_t from, int64_t to) {
-    std::array<float, kChunk> buffer;
-    for (int64_t c = from; c < to; ++c) {
-      const Chunk& chunk = chunks_[static_cast<size_t>(c)];
-      const at::Tensor& g = grads_[static_cast<size_t>(chunk.entry)];
-      const int64_t count = chunk.end - chunk.begin;
-      double& out = partial_[static_cast<size_t>(c)];
-      out = 0;
-      if (!g.defined()) continue;
-      if (is_fp32(g)) {
-        out = sum_of_squares(g.const_data_ptr<float>() + chunk.begin, count);
-      } else {
-        from_bf16(static_cast<const uint16_t*>(g.const_data_ptr()) + chunk.begin, buffer.data(),
-                  count);
-        out = sum_of_squares(buffer.data(), count);
-      }
-    }
-  });
-  double sum = 0;
-  for (const double x : partial_) sum += x;
-  return std::sqrt(sum);
-}
-
-void AdamW::apply(double lr, double norm, std::optional<double> weight_decay) {
-  const at::NoGradGuard no_grad;
-  ++num_updates_;
-  double clip = 1.0;
-  if (config_.clip_norm) clip = std::min(1.0, *config_.clip_norm / (norm + 1e-6));
-  const double decay = weight_decay.value_or(config_.weight_decay);
-  if (on_cpu_) {
-    apply_cpu(lr, static_cast<float>(clip), decay);
-  } else {
-    apply_generic(lr, clip, decay);
-  }
-}
-
-void AdamW::apply_cpu(double lr, float clip, double weight_decay) {
-  const auto t = static_cast<double>(num_updates_);
-  const double correction1 = 1.0 - std::pow(config_.beta1, t);
-  const double correction2 = 1.0 - std::pow(config_.beta2, t);
-  const double keep = config_.ema.value_or(0.0);
-  at::parallel_for(0, static_cast<int64_t>(chunks_.size()), 1, [&](int64_t from, int64_t to) {
-    std::array<float, kChunk> buffer;
-    for (int64_t c = from; c < to; ++c) {
-      const Chunk& chunk = chunks_[static_cast<size_t>(c)];
-      const Entry& e = entries_[static_cast<size_t>(chunk.entry)];
-      const int64_t count = chunk.end - chunk.begin;
-      const double entry_lr = lr * e.lr_scale;
-      AdamWScalars s;
-      s.decay = static_cast<float>(1.0 - entry_lr * e.weight_decay.value_or(weight_decay));
-      s.clip = clip;
-      s.one_minus_beta1 = static_cast<float>(1.0 - config_.beta1);
-      s.beta2 = static_cast<float>(config_.beta2);
-      s.one_minus_beta2 = static_cast<float>(1.0 - config_.beta2);
-      s.step_size = static_cast<float>(entry_lr / correction1);
-      s.sqrt_correction2 = static_cast<float>(std::sqrt(correction2));
-      s.eps = static_cast<float>(config_.eps);
-      s.ema_keep = static_cast<float>(keep);
-      s.ema_take = static_cast<float>(1.0 - keep);
-      float* p = e.master.mutable_data_ptr<float>() + chunk.begin;
-      float* ema = e.ema.defined() ? e.ema.mutable_data_ptr<float>() + chunk.begin : nullptr;
-      if (e.role == ParamRole::kDecayOnly) {
-        decay_update(p, ema, count, s);
-      } else {
-        const at::Tensor& g = grads_[static_cast<size_t>(chunk.entry)];
-        const float* grad = nullptr;
-        if (is_fp32(g)) {
-          grad = g.const_data_ptr<float>() + chunk.begin;
-        } else {
-          from_bf16(static_cast<const uint16_t*>(g.const_data_ptr()) + chunk.begin, buffer.data(),
-                    count);
-          grad = buffer.data();
-        }
-        adamw_update(p, grad, e.exp_avg.mutable_data_ptr<float>() + chunk.begin,
-                     e.exp_avg_sq.mutable_data_ptr<float>() + chunk.begin, ema, count, s);
-      }
-      if (!is_fp32(e.param)) {
-        to_bf16(p, static_cast<uint16_t*>(e.param.mutable_data_ptr()) + chunk.begin, count);
-      }
-    }
-  });
-}
-
-// Other devices: the library's fused kernel per learning rate and decay.
-void AdamW::apply_generic(double lr, double clip, double weight_decay) {
-  std::map<std::pair<double, double>, std::array<std::vector<at::Tensor>, 5>> groups;
-  const at::Tensor step_base = at::empty({}, entries_.front().master.options());
-  for (size_t i = 0; i < entries_.size(); ++i) {
-    Entry& e = entries_[i];
-    const double entry_lr = lr * e.lr_scale;
-    const double entry_decay = e.weight_decay.value_or(weight_decay);
-    if (e.role == ParamRole::kDecayOnly) {
-      e.master.mul_(1.0 - entry_lr * entry_decay);
-      continue;
-    }
-    auto& [params, grads, means, squares, steps] = groups[{entry_lr, entry_decay}];
-    params.push_back(e.master);
-    grads.push_back(grads_[i].to(at::kFloat).mul(clip));
-    means.push_back(e.exp_avg);
-    squares.push_back(e.exp_avg_sq);
-    steps.push_back(at::empty_like(step_base).fill_(static_cast<double>(num_updates_)));
-  }
-  for (auto& [key, lists] : groups) {
-    auto& [params, grads, means, squares, steps] = lists;
-    at::_fused_adamw_(params, grads, means, squares, {}, steps, key.first, config_.beta1,
-                      config_.beta2, key.second, config_.eps, false, false);
-  }
-  for (Entry& e : entries_) {
-    if (e.ema.defined()) e.ema.mul_(*config_.ema).add_(e.master, 1.0 - *config_.ema);
-    if (!is_fp32(e.param)) e.param.detach().copy_(e.master);
-  }
-}
-
-double AdamW::step(double lr) {
-  const double norm = grad_norm();
-  if (std::isfinite(norm)) apply(lr, norm);
-  return norm;
-}
-
-void AdamW::zero_grad() {
-  for (Entry& e : entries_) {
-    e.param.mutable_grad() = at::Tensor();
-  }
-  for (at::Tensor& grad : grads_) grad = at::Tensor();
-}
-
 std::vector<models::NamedTensor> AdamW::export_values() const {
   std::vector<models::NamedTensor> values;
   for (const Entry& e : entries_) values.push_back({e.name, e.ema.defined() ? e.ema : e.master});
@@ -348,7 +245,17 @@ void AdamW::load_state(const std::vector<std::pair<std::string, at::Tensor>>& gi
   for (Entry& e : entries_) {
     if (!is_fp32(e.param)) e.param.detach().copy_(e.master);
   }
-  num_updates_ = num_updates;
+  rebuild_row_flags();
+  if (fused_) fused_->clear_fault();
+  set_num_updates(num_updates);
+}
+
+void AdamW::rebuild_row_flags() {
+  for (Entry& e : entries_) {
+    if (!e.row_sparse || e.param.numel() == 0) continue;
+    e.row_sparse->row_flags.copy_(nonzero_rows(e.exp_avg).logical_or_(nonzero_rows(e.exp_avg_sq)));
+    e.row_sparse->grad.zero_();
+  }
 }
 
 }  // namespace longship::train

@@ -4,12 +4,17 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "models/spec.h"
+
+namespace longship::ops {
+class FusedAdamW;
+}
 
 namespace longship::train {
 
@@ -30,26 +35,49 @@ struct AdamWConfig {
   std::optional<double> clip_norm = 1.0;  // null: no clipping
   std::optional<double> ema;              // decay d: ema = d * ema + (1 - d) * p
   std::vector<ParamGroupConfig> groups;
-  bool library_kernels = false;  // torch's kernels, which other devices use anyway, on the CPU too
+  // Our kernels; false: the library's (at::_fused_adamw_). Devices for which we have none always
+  // use the library's.
+  bool fused = true;
+};
+
+/// What one update uses, for upload_scalars().
+struct StepScalars {
+  int64_t num_updates = 0;  // updates before it
+  double lr = 0;
+  std::optional<double> weight_decay;  // replaces that of the configuration, as in apply()
+};
+
+enum class GradReset {
+  kDrop,  // the next backward pass hands over its own buffers instead of adding to zeros
+  kZero,  // the buffers stay where they are, filled with zeros (captured graphs need that)
 };
 
 /// Whether `name` matches a glob with * and ?.
 bool glob_match(const std::string& pattern, const std::string& name);
 
 /// Decoupled AdamW in torch's form, per update t = 1, 2, ...:
-///   g' = c * g, c = min(1, clip_norm / (norm + 1e-6)), norm = |all gradients|_2 accumulated in
-///   double in a fixed order p *= 1 - lr * wd;  m += (1 - b1) * (g' - m);  v = b2 * v + (1 - b2) *
-///   g'^2 p -= lr / (1 - b1^t) * m / (sqrt(v) / sqrt(1 - b2^t) + eps)
+///   g' = c * g, c = min(1, clip_norm / (norm + 1e-6)); norm = |all gradients|_2, in double
+///   p *= 1 - lr * wd
+///   m += (1 - b1) * (g' - m);  v = b2 * v + (1 - b2) * g'^2
+///   p -= lr / (1 - b1^t) * m / (sqrt(v) / sqrt(1 - b2^t) + eps)
 /// State and arithmetic are fp32. A parameter that is not fp32 has an fp32 master, which is updated
 /// and then rounded into it. kDecayOnly parameters get the first factor only, kFrozen ones nothing.
-/// On the CPU one pass over memory does everything, results do not depend on the number of threads,
-/// and no step allocates.
+/// The norm's sum has a fixed order: results do not depend on the number of threads, and are the
+/// same bits in every run.
+///
+/// On the CPU one pass over memory does everything and no step allocates. On CUDA our kernels do
+/// the same arithmetic (ops/adamw.h); with AdamWConfig::fused = false the library's do.
+///
+/// There are two ways to step. With grad_norm() and apply(), or step(), the host sees the norm and
+/// decides. With upload_scalars() and enqueue_step() it waits for nothing: norm, decision, counter
+/// and update stay on the device, and report() tells what happened. Use one of them at a time.
 class AdamW {
  public:
   /// Parameters are held by reference (their tensors alias the model's). Throws ConfigError for a
   /// group pattern that matches no parameter that is updated, or that is hidden by the patterns
   /// before it.
   AdamW(std::vector<models::ParamInfo> parameters, const AdamWConfig& config);
+  ~AdamW();
 
   /// Sets fp32 master values before the first step (bf16 training that starts from fp32 weights);
   /// the parameter becomes the rounded master. For an fp32 parameter this sets the parameter
@@ -59,17 +87,35 @@ class AdamW {
   /// Norm of all gradients as they are in .grad, before clipping. Throws InternalError naming every
   /// trainable parameter without a gradient.
   double grad_norm();
-  /// The update from .grad, given the norm of the same gradients. `weight_decay` replaces that of
-  /// the configuration (groups with their own keep theirs).
+  /// The update from the gradients that grad_norm() has seen, given their norm. `weight_decay`
+  /// replaces that of the configuration (groups with their own keep theirs).
   void apply(double lr, double norm, std::optional<double> weight_decay = std::nullopt);
   /// grad_norm() + apply(). A norm that is not finite changes nothing. Returns the norm before
   /// clipping.
   double step(double lr);
-  /// Drops every gradient; the next backward pass hands over its own buffers instead of adding to
-  /// zeros.
-  void zero_grad();
 
-  /// Updates applied so far (t).
+  /// Scalars of the next update and of the one after it, outside a captured graph and on the stream
+  /// of the steps. enqueue_step() takes those that fit the device's count of updates.
+  void upload_scalars(const StepScalars& now, const StepScalars& next);
+  /// Norm, clipping, update, counter and report, without waiting. Can be captured in a CUDA graph:
+  /// replays then read the gradients where they were at the capture. Nothing is changed when the
+  /// norm is not finite, the fault flag is set, or no uploaded scalars fit; the flag is set then.
+  /// Throws like grad_norm().
+  void enqueue_step();
+  /// What the last step did, fp64 on the parameters' device; ops::read_report() reads a copy.
+  const at::Tensor& report() const;
+  /// int32 [1] on the parameters' device: any value but zero keeps enqueue_step() from changing
+  /// anything.
+  const at::Tensor& fault_flag() const;
+  void clear_fault();
+  /// Sets the count of updates, on the device too. Not while a step is in flight whose report has
+  /// not been read.
+  void set_num_updates(int64_t num_updates);
+
+  /// Row-sparse gradients are zeroed either way; they are already after an update.
+  void zero_grad(GradReset how = GradReset::kDrop);
+
+  /// Updates applied so far (t) by apply(), or as set; enqueue_step() counts on the device only.
   int64_t num_updates() const { return num_updates_; }
   bool has_ema() const { return config_.ema.has_value(); }
   bool has_masters() const;
@@ -80,7 +126,8 @@ class AdamW {
   /// Everything that a bitwise resume needs: "weights.<name>", "exp_avg.<name>",
   /// "exp_avg_sq.<name>", "ema.<name>", fp32. Tensors alias the state.
   std::vector<std::pair<std::string, at::Tensor>> state() const;
-  /// Restores state(); strict. Throws CheckpointError listing missing, unexpected and mis-shaped
+  /// Restores state(); strict. Row flags are rebuilt from the moments, row-sparse gradients zeroed,
+  /// the fault flag cleared. Throws CheckpointError listing missing, unexpected and mis-shaped
   /// entries.
   void load_state(const std::vector<std::pair<std::string, at::Tensor>>& state,
                   int64_t num_updates);
@@ -95,28 +142,50 @@ class AdamW {
     at::Tensor ema;         // fp32; undefined without EMA
     double lr_scale = 1.0;
     std::optional<double> weight_decay;
+    int64_t rate = 0;  // index of its lr_scale and weight_decay among the distinct pairs
     models::ParamRole role = models::ParamRole::kTrainable;
+    std::optional<models::RowSparseGrad> row_sparse;
   };
   const std::vector<Entry>& entries() const { return entries_; }
   /// Elements that are updated.
   int64_t num_elements() const;
 
  private:
+  // Elements per unit of parallel work on the CPU. Fixed, so that the order of the norm's sum does
+  // not depend on threads.
+  static constexpr int64_t kChunk = 16384;
   struct Chunk {
     int64_t entry = 0, begin = 0, end = 0;
   };
+  // Arguments of one call of the library's kernel.
+  struct LibraryLists;
+
   void assign_groups();
   void make_chunks();
+  ops::FusedAdamW& fused();
+  void rebuild_row_flags();
+
+  void collect_grads();
+  double norm_cpu();
+  double norm_library() const;
   void apply_cpu(double lr, float clip, double weight_decay);
-  void apply_generic(double lr, double clip, double weight_decay);
+  void apply_fused(double lr, double norm, std::optional<double> weight_decay);
+  void apply_library(double lr, double clip, double weight_decay);
+  void update_library(LibraryLists& lists, double lr, double clip, double weight_decay);
+  void zero_row_sparse();
 
   AdamWConfig config_;
   std::vector<Entry> entries_;
   std::vector<Chunk> chunks_;
   std::vector<double> partial_;    // one partial sum per chunk
-  std::vector<at::Tensor> grads_;  // of the trainable entries, fetched by grad_norm()
+  std::vector<at::Tensor> grads_;  // of the trainable entries, fetched by collect_grads()
+  // Distinct (lr_scale, weight decay) of the entries.
+  std::vector<std::pair<double, std::optional<double>>> rates_;
+  // On CUDA from the start; on the CPU (where it is slow) made by the first asynchronous call.
+  std::unique_ptr<ops::FusedAdamW> fused_;
+  at::Tensor library_step_, library_grads_;  // of the library's path, made by its first update
   int64_t num_updates_ = 0;
-  bool on_cpu_ = true;
+  bool on_cpu_ = true;  // our CPU path
 };
 
 }  // namespace longship::train
