@@ -1,0 +1,10 @@
+// Schemas of the activation operators.
+#include <torch/library.h>
+
+TORCH_LIBRARY_FRAGMENT(longship, m) {
+  m.def("geglu(Tensor gate_up) -> Tensor");
+  m.def("geglu_backward(Tensor dy, Tensor gate_up) -> Tensor");
+  m.def("geglu_backward_recompute(Tensor dy, Tensor gate_up) -> (Tensor d_gate_up, Tensor y)");
+  m.def("gelu_bias(Tensor x, Tensor bias) -> Tensor");
+  m.def("gelu_bias_backward(Tensor dy, Tensor x, Tensor bias) -> (Tensor dx, Tensor dbias)");
+}
