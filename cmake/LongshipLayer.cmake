@@ -65,6 +65,9 @@ function(longship_test name)
   else()
     target_precompile_headers(longship_${name}_tests REUSE_FROM longship_pch_test)
   endif()
-  gtest_discover_tests(longship_${name}_tests DISCOVERY_TIMEOUT 120
+  # Suites whose names end in Gpu need a CUDA device and skip themselves without one: label gpu.
+  gtest_discover_tests(longship_${name}_tests DISCOVERY_TIMEOUT 120 TEST_FILTER "-*Gpu.*:*Gpu/*"
     PROPERTIES TIMEOUT ${arg_TIMEOUT} LABELS "${name};${arg_LABELS}" ENVIRONMENT "OMP_NUM_THREADS=1;${arg_ENVIRONMENT}")
+  gtest_discover_tests(longship_${name}_tests DISCOVERY_TIMEOUT 120 TEST_FILTER "*Gpu.*:*Gpu/*" TEST_LIST ${name}_gpu
+    PROPERTIES TIMEOUT ${arg_TIMEOUT} LABELS "${name};gpu;${arg_LABELS}" ENVIRONMENT "OMP_NUM_THREADS=1;${arg_ENVIRONMENT}")
 endfunction()
