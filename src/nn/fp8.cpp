@@ -43,8 +43,8 @@ at::Tensor compare(const Function& plain, const Function& fp8, const at::Tensor&
     const at::NoGradGuard no_grad;
     const at::Tensor other = fp8(x.detach(), weights);
     const at::Tensor reference = y.detach().to(at::kFloat);
-    note->output_error = (other.to(at::kFloat).sub(reference).norm() / reference.norm().clamp_min(1e-30))
-                             .item<double>();
+    note->output_error = other.to(at::kFloat).sub(reference).norm().item<double>() /
+                         std::max(reference.norm().item<double>(), 1e-30);
     note->rows = x.numel() / x.size(-1);
     note->in = x.size(-1);
     note->out = y.size(-1);
