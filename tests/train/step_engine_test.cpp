@@ -21,7 +21,8 @@ struct Setup {
 };
 
 Recipe recipe_of(const std::vector<std::string>& overrides) {
-  return load_recipe(longship::testing::source_root() / "configs/pi05/tiny_test.yaml", overrides,
+  return load_recipe(longship::testing::source_root() / "configs/pi05/tiny_test.yaml",
+                     with({"model.action_dim=2"}, overrides),
                      &models::find_family);
 }
 
