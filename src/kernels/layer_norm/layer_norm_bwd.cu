@@ -52,7 +52,8 @@ __device__ inline Inputs<T> load_inputs(const LayerNormBackwardArgs& a, const Ro
 
 template <class T, bool kBranchBias>
 __global__ void __launch_bounds__(kMaxRowThreads)
-    team_kernel(const LayerNormBackwardArgs a, const RowPlan plan, const Partials partials) {
+    layer_norm_backward_kernel(const LayerNormBackwardArgs a, const RowPlan plan,
+                               const Partials partials) {
   __shared__ TeamSlots<2> slots[kMaxTeams];
   __shared__ TeamColumns columns;
   clear_slots(slots);
@@ -108,7 +109,8 @@ __global__ void __launch_bounds__(kMaxRowThreads)
 /// the columns of the block's partial sums that they own.
 template <class T>
 __global__ void __launch_bounds__(kAnyThreads)
-    any_kernel(const LayerNormBackwardArgs a, const RowPlan plan, const Partials partials) {
+    layer_norm_backward_any_kernel(const LayerNormBackwardArgs a, const RowPlan plan,
+                                   const Partials partials) {
   __shared__ float shared[32];
   const TeamRows rows = team_rows(plan);
   const int64_t partial_row = static_cast<int64_t>(blockIdx.x) * a.width;
@@ -166,11 +168,11 @@ void launch(const LayerNormBackwardArgs& a, const Plan& plan, const Partials& pa
   const dim3 block(static_cast<unsigned>(plan.rows.threads),
                    static_cast<unsigned>(plan.rows.teams));
   if (!plan.vectors) {
-    any_kernel<T><<<grid, block, 0, stream>>>(a, plan.rows, partials);
+    layer_norm_backward_any_kernel<T><<<grid, block, 0, stream>>>(a, plan.rows, partials);
   } else if (a.dbranch_bias.data != nullptr) {
-    team_kernel<T, true><<<grid, block, 0, stream>>>(a, plan.rows, partials);
+    layer_norm_backward_kernel<T, true><<<grid, block, 0, stream>>>(a, plan.rows, partials);
   } else {
-    team_kernel<T, false><<<grid, block, 0, stream>>>(a, plan.rows, partials);
+    layer_norm_backward_kernel<T, false><<<grid, block, 0, stream>>>(a, plan.rows, partials);
   }
 }
 

@@ -34,7 +34,7 @@ __device__ inline Inputs<T> load_inputs(const LayerNormArgs& a, uint32_t at, boo
 
 template <class T, bool kAdd>
 __global__ void __launch_bounds__(kMaxRowThreads, 2)
-    team_kernel(const LayerNormArgs a, const RowPlan plan) {
+    layer_norm_forward_kernel(const LayerNormArgs a, const RowPlan plan) {
   __shared__ TeamSlots<1> mean_slots[kMaxTeams];
   __shared__ TeamSlots<1> variance_slots[kMaxTeams];
   clear_slots(mean_slots);
@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(kMaxRowThreads, 2)
 /// Any width and alignment: a block of kBlockThreads for a row, which it reads three times.
 template <class T, bool kAdd>
 __global__ void __launch_bounds__(kBlockThreads)
-    any_kernel(const LayerNormArgs a, const RowPlan plan) {
+    layer_norm_forward_any_kernel(const LayerNormArgs a, const RowPlan plan) {
   __shared__ float shared[32];
   const TeamRows rows = team_rows(plan);
   int64_t row = rows.first;
@@ -144,9 +144,9 @@ void launch(const LayerNormArgs& a, cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>(plan.num_blocks));
   const dim3 block(static_cast<unsigned>(plan.threads), static_cast<unsigned>(plan.teams));
   if (vectors) {
-    team_kernel<T, kAdd><<<grid, block, 0, stream>>>(a, plan);
+    layer_norm_forward_kernel<T, kAdd><<<grid, block, 0, stream>>>(a, plan);
   } else {
-    any_kernel<T, kAdd><<<grid, block, 0, stream>>>(a, plan);
+    layer_norm_forward_any_kernel<T, kAdd><<<grid, block, 0, stream>>>(a, plan);
   }
 }
 

@@ -18,7 +18,7 @@ constexpr int kN = kColumnsPerThread;
 
 template <class T>
 __global__ void __launch_bounds__(kMaxRowThreads, kForwardSmThreads / kMaxRowThreads)
-    forward_team_kernel(const AddGateArgs a, const RowPlan plan) {
+    add_gate_forward_kernel(const AddGateArgs a, const RowPlan plan) {
   if (!owns_columns(plan)) return;
   const TeamRows rows = team_rows(plan);
   float gate[kN];
@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(kMaxRowThreads, kForwardSmThreads / kMaxRowThr
 
 template <class T>
 __global__ void __launch_bounds__(kAnyThreads)
-    forward_any_kernel(const AddGateArgs a, const RowPlan plan) {
+    add_gate_forward_any_kernel(const AddGateArgs a, const RowPlan plan) {
   const TeamRows rows = team_rows(plan);
   int64_t row = rows.first;
   for (int left = rows.count; left > 0; --left, row += rows.step) {
@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(kAnyThreads)
 
 template <class T>
 __global__ void __launch_bounds__(kMaxRowThreads, kBackwardSmThreads / kMaxRowThreads)
-    backward_team_kernel(const AddGateBackwardArgs a, const RowPlan plan, float* partial) {
+    add_gate_backward_kernel(const AddGateBackwardArgs a, const RowPlan plan, float* partial) {
   __shared__ TeamColumns columns;
   const TeamRows rows = team_rows(plan);
   const bool active = owns_columns(plan);
@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(kMaxRowThreads, kBackwardSmThreads / kMaxRowTh
 /// Threads add to the columns of the block's partial sums that they own.
 template <class T>
 __global__ void __launch_bounds__(kAnyThreads)
-    backward_any_kernel(const AddGateBackwardArgs a, const RowPlan plan, float* partial) {
+    add_gate_backward_any_kernel(const AddGateBackwardArgs a, const RowPlan plan, float* partial) {
   const TeamRows rows = team_rows(plan);
   float* sums = partial + static_cast<int64_t>(blockIdx.x) * a.width;
   int64_t row = rows.first;
@@ -138,9 +138,9 @@ void forward(const AddGateArgs& a, cudaStream_t stream) {
   const dim3 grid = grid_of(plan.rows);
   const dim3 block = block_of(plan.rows);
   if (plan.vectors) {
-    forward_team_kernel<T><<<grid, block, 0, stream>>>(a, plan.rows);
+    add_gate_forward_kernel<T><<<grid, block, 0, stream>>>(a, plan.rows);
   } else {
-    forward_any_kernel<T><<<grid, block, 0, stream>>>(a, plan.rows);
+    add_gate_forward_any_kernel<T><<<grid, block, 0, stream>>>(a, plan.rows);
   }
 }
 
@@ -149,9 +149,9 @@ void backward(const AddGateBackwardArgs& a, const Plan& plan, cudaStream_t strea
   const dim3 grid = grid_of(plan.rows);
   const dim3 block = block_of(plan.rows);
   if (plan.vectors) {
-    backward_team_kernel<T><<<grid, block, 0, stream>>>(a, plan.rows, a.workspace);
+    add_gate_backward_kernel<T><<<grid, block, 0, stream>>>(a, plan.rows, a.workspace);
   } else {
-    backward_any_kernel<T><<<grid, block, 0, stream>>>(a, plan.rows, a.workspace);
+    add_gate_backward_any_kernel<T><<<grid, block, 0, stream>>>(a, plan.rows, a.workspace);
   }
 }
 

@@ -51,7 +51,8 @@ __device__ inline Inputs<T> load_inputs(const RmsNormBackwardArgs& a, const RowP
 /// Two blocks of an SM hide the latencies of the plain norm; the sums of the others need registers.
 template <class T, bool kGate, bool kShift>
 __global__ void __launch_bounds__(kMaxRowThreads, kShift || sizeof(T) == 4 ? 1 : 2)
-    team_kernel(const RmsNormBackwardArgs a, const RowPlan plan, const Partials partials) {
+    rms_norm_backward_kernel(const RmsNormBackwardArgs a, const RowPlan plan,
+                             const Partials partials) {
   __shared__ TeamSlots<1> slots[kMaxTeams];
   __shared__ TeamColumns columns;
   clear_slots(slots);
@@ -117,7 +118,8 @@ __global__ void __launch_bounds__(kMaxRowThreads, kShift || sizeof(T) == 4 ? 1 :
 /// the columns of the block's partial sums that they own.
 template <class T>
 __global__ void __launch_bounds__(kAnyThreads)
-    any_kernel(const RmsNormBackwardArgs a, const RowPlan plan, const Partials partials) {
+    rms_norm_backward_any_kernel(const RmsNormBackwardArgs a, const RowPlan plan,
+                                 const Partials partials) {
   __shared__ float shared[32];
   const TeamRows rows = team_rows(plan);
   const int64_t partial_row = static_cast<int64_t>(blockIdx.x) * a.width;
@@ -187,13 +189,13 @@ void launch(const RmsNormBackwardArgs& a, const Plan& plan, const Partials& part
   const dim3 block(static_cast<unsigned>(plan.rows.threads),
                    static_cast<unsigned>(plan.rows.teams));
   if (!plan.vectors) {
-    any_kernel<T><<<grid, block, 0, stream>>>(a, plan.rows, partials);
+    rms_norm_backward_any_kernel<T><<<grid, block, 0, stream>>>(a, plan.rows, partials);
   } else if (a.gate.data != nullptr) {
-    team_kernel<T, true, true><<<grid, block, 0, stream>>>(a, plan.rows, partials);
+    rms_norm_backward_kernel<T, true, true><<<grid, block, 0, stream>>>(a, plan.rows, partials);
   } else if (a.dshift.data != nullptr) {
-    team_kernel<T, false, true><<<grid, block, 0, stream>>>(a, plan.rows, partials);
+    rms_norm_backward_kernel<T, false, true><<<grid, block, 0, stream>>>(a, plan.rows, partials);
   } else {
-    team_kernel<T, false, false><<<grid, block, 0, stream>>>(a, plan.rows, partials);
+    rms_norm_backward_kernel<T, false, false><<<grid, block, 0, stream>>>(a, plan.rows, partials);
   }
 }
 

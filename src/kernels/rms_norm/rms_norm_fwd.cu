@@ -33,7 +33,7 @@ __device__ inline Inputs<T> load_inputs(const RmsNormArgs& a, uint32_t at, bool 
 
 template <class T, bool kAdd>
 __global__ void __launch_bounds__(kMaxRowThreads, 2)
-    team_kernel(const RmsNormArgs a, const RowPlan plan) {
+    rms_norm_forward_kernel(const RmsNormArgs a, const RowPlan plan) {
   __shared__ TeamSlots<1> slots[kMaxTeams];
   clear_slots(slots);
   // Packed fp32 rows take too many registers to hold two of them.
@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(kMaxRowThreads, 2)
 /// Any width and alignment: a block of kBlockThreads for a row, which it reads twice.
 template <class T, bool kAdd>
 __global__ void __launch_bounds__(kBlockThreads)
-    any_kernel(const RmsNormArgs a, const RowPlan plan) {
+    rms_norm_forward_any_kernel(const RmsNormArgs a, const RowPlan plan) {
   __shared__ float shared[32];
   const TeamRows rows = team_rows(plan);
   int64_t row = rows.first;
@@ -122,9 +122,9 @@ void launch(const RmsNormArgs& a, cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>(plan.num_blocks));
   const dim3 block(static_cast<unsigned>(plan.threads), static_cast<unsigned>(plan.teams));
   if (vectors) {
-    team_kernel<T, kAdd><<<grid, block, 0, stream>>>(a, plan);
+    rms_norm_forward_kernel<T, kAdd><<<grid, block, 0, stream>>>(a, plan);
   } else {
-    any_kernel<T, kAdd><<<grid, block, 0, stream>>>(a, plan);
+    rms_norm_forward_any_kernel<T, kAdd><<<grid, block, 0, stream>>>(a, plan);
   }
 }
 
