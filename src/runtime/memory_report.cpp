@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #ifdef LS_CUDA_ENABLED
+#include <ATen/Context.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #endif
 
@@ -104,6 +105,7 @@ std::optional<AllocatorMemory> allocator_memory(c10::Device device) {
 
 void reset_peak_memory(c10::Device device) {
   if (!device.is_cuda()) return;
+  at::globalContext().lazyInitDevice(c10::DeviceType::CUDA);  // the allocator has no device before
   c10::cuda::CUDACachingAllocator::resetPeakStats(device.has_index() ? device.index()
                                                                      : c10::DeviceIndex{0});
 }

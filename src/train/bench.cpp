@@ -241,6 +241,7 @@ nlohmann::json Bench::run(BenchLosses* losses) {
   out["device"] = runtime::describe(device_);
   if (device_.is_cuda()) out["gpu"] = runtime::gpu_facts_json(runtime::gpu_facts(device_));
   out["loss"] = {{"first", losses_.front()}, {"last", losses_.back()}};
+  out["losses"] = losses_;
   if (losses != nullptr) losses->losses = losses_;
   return out;
 }

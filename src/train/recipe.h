@@ -81,7 +81,7 @@ struct PerfSection {
   bool flash_attention = true;
   bool pack_text = true;
   bool copy_ahead = true;
-  int64_t token_bucket = 256;
+  int64_t token_bucket = 128;
   std::string fp8_scaling = "delayed";
   std::string fp8_gradients = "e5m2";
   bool cpu_oracles = false;

@@ -83,9 +83,14 @@ Pi05Model::Pi05Model(const Pi05Config& config, const BuildOptions& options)
     action_time_in_ = std::make_unique<nn::Linear>(2 * width, width, true);
     action_time_out_ = std::make_unique<nn::Linear>(width, width, true);
   }
-  // The state token of Pi0 needs a mask, and flash kernels are for bf16: the plain attention there.
-  fused_.attention = fused_.attention && config.is_pi05() && dtype_ == at::kBFloat16;
+  // The state token of Pi0 needs a mask, and flash kernels are for bf16 and head widths that are
+  // multiples of 8: the plain attention elsewhere.
+  const int64_t vision_head = sizes_.vision.width / sizes_.vision.num_heads;
+  fused_.attention = fused_.attention && config.is_pi05() && dtype_ == at::kBFloat16 &&
+                     sizes_.head_dim % 8 == 0 && vision_head % 8 == 0;
   if (options.fp8) fp8_ = std::make_unique<nn::Fp8Layers>(*options.fp8);
+  // The fused rotation works in fp32; rope_dtype 'model' repeats the references' rounding.
+  fused_.rope = fused_.rope && precision_.rope == at::kFloat;
   register_all();
   allocate(at::kMeta);
   choose_recomputed(options.recompute);
