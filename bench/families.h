@@ -8,5 +8,10 @@ namespace longship::bench {
 std::vector<OpRow> norm_rows();
 std::vector<OpRow> linear_rows();
 std::vector<OpRow> attention_rows();
+std::vector<OpRow> activation_rows();
+std::vector<OpRow> position_rows();
+std::vector<OpRow> flow_rows();
+std::vector<OpRow> fp8_rows();
+std::vector<OpRow> optimizer_rows();
 
 }  // namespace longship::bench

@@ -3,6 +3,7 @@
 #include <ATen/ops/scaled_dot_product_attention.h>
 
 #include "bench/families.h"
+#include "bench/paired.h"
 #include "bench/pi05_shapes.h"
 
 namespace longship::bench {
@@ -28,7 +29,7 @@ enum class Backend { kCudnn, kFlash };
 class OnlyBackend {
  public:
   explicit OnlyBackend(Backend backend) {
-    at::Context& context = at::globalContext();
+    const at::Context& context = at::globalContext();
     saved_[0] = context.userEnabledCuDNNSDP();
     saved_[1] = context.userEnabledFlashSDP();
     saved_[2] = context.userEnabledMemEfficientSDP();
@@ -50,55 +51,31 @@ class OnlyBackend {
   bool saved_[4] = {};
 };
 
-struct AttentionSet {
-  at::Tensor q, k, v, d_out;
-};
+std::vector<at::Tensor> attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                               Backend backend) {
+  const OnlyBackend only(backend);
+  return {at::scaled_dot_product_attention(q, k, v, {}, 0.0, /*is_causal=*/false, std::nullopt,
+                                           /*enable_gqa=*/q.size(1) != k.size(1))};
+}
 
-AttentionSet make_set(const AttentionShape& s, const BenchContext& context) {
+Pair make_attention(const AttentionShape& s, const BenchContext& context) {
   const int64_t batch = context.rows(s.batch);
   const auto heads_first = [&](int64_t tokens, int64_t heads) {
     return context.randn({batch, tokens, heads, s.head_size}).transpose(1, 2);
   };
-  return {heads_first(s.queries, s.query_heads), heads_first(s.keys, s.key_heads),
-          heads_first(s.keys, s.key_heads), heads_first(s.queries, s.query_heads)};
+  const at::Tensor q = heads_first(s.queries, s.query_heads);
+  const at::Tensor k = heads_first(s.keys, s.key_heads), v = heads_first(s.keys, s.key_heads);
+  Pair pair;
+  pair.our_inputs = pair.library_inputs = {q, k, v};
+  pair.ours = [q, k, v] { return attend(q, k, v, Backend::kCudnn); };
+  pair.library = [q, k, v] { return attend(q, k, v, Backend::kFlash); };
+  return pair;
 }
 
-at::Tensor attend(const AttentionSet& set, Backend backend) {
-  const OnlyBackend only(backend);
-  return at::scaled_dot_product_attention(set.q, set.k, set.v, {}, 0.0, /*is_causal=*/false,
-                                          std::nullopt, set.q.size(1) != set.k.size(1));
-}
-
-void set_work(OpBench& op, const AttentionShape& s, const AttentionSet& set, bool backward) {
-  const auto batch = static_cast<double>(set.q.size(0));
-  const double products =
-      4 * batch * static_cast<double>(s.query_heads * s.queries * s.keys * s.head_size);
-  const double q_bytes = 2 * static_cast<double>(set.q.numel());
-  const double kv_bytes = 4 * static_cast<double>(set.k.numel());
-  op.flops = backward ? 2.5 * products : products;  // five products instead of two
-  op.bytes = backward ? 4 * q_bytes + 2 * kv_bytes : 2 * q_bytes + kv_bytes;
-}
-
-OpBench forward(const AttentionShape& shape, const BenchContext& context) {
-  const AttentionSet set = make_set(shape, context);
-  OpBench op;
-  set_work(op, shape, set, false);
-  op.run = [set] { attend(set, Backend::kCudnn); };
-  op.library.emplace_back("flash", [set] { attend(set, Backend::kFlash); });
-  return op;
-}
-
-OpBench backward(const AttentionShape& shape, const BenchContext& context) {
-  const AttentionSet set = make_set(shape, context);
-  for (const at::Tensor& t : {set.q, set.k, set.v}) t.set_requires_grad(true);
-  OpBench op;
-  set_work(op, shape, set, true);
-  op.run = backward_of(attend(set, Backend::kCudnn), {set.q, set.k, set.v}, set.d_out);
-  op.library.emplace_back(
-      "flash", deferred([set] {
-        return backward_of(attend(set, Backend::kFlash), {set.q, set.k, set.v}, set.d_out);
-      }));
-  return op;
+/// Two products per pair of query and key.
+double forward_flops(const Pair& pair) {
+  const at::Tensor &q = pair.our_inputs[0], &k = pair.our_inputs[1];
+  return 4.0 * static_cast<double>(q.numel()) * static_cast<double>(k.size(2));
 }
 
 }  // namespace
@@ -106,12 +83,22 @@ OpBench backward(const AttentionShape& shape, const BenchContext& context) {
 std::vector<OpRow> attention_rows() {
   std::vector<OpRow> rows;
   for (const AttentionShape& shape : kShapes) {
-    rows.push_back({"attention cudnn fwd", shape.text,
-                    [shape](const BenchContext& context) { return forward(shape, context); },
-                    /*gpu_only=*/true});
-    rows.push_back({"attention cudnn bwd", shape.text,
-                    [shape](const BenchContext& context) { return backward(shape, context); },
-                    /*gpu_only=*/true});
+    PairedOp op;
+    op.name = "attention cudnn";
+    op.shape = shape.text;
+    op.library = "flash";
+    op.gpu_only = true;
+    op.make = [shape](const BenchContext& context) { return make_attention(shape, context); };
+    op.forward_bytes = [](const Pair& p) {
+      return 2 * bytes_of(p.our_inputs[0]) + 2 * bytes_of(p.our_inputs[1]);
+    };
+    op.backward_bytes = [](const Pair& p) {
+      return 4 * bytes_of(p.our_inputs[0]) + 4 * bytes_of(p.our_inputs[1]);
+    };
+    op.forward_flops = forward_flops;
+    // Five products instead of two.
+    op.backward_flops = [](const Pair& p) { return 2.5 * forward_flops(p); };
+    add_paired_rows(rows, op);
   }
   return rows;
 }

@@ -11,11 +11,11 @@
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
-#include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "base/error.h"
 #include "base/strings.h"
 
 namespace longship::bench {
@@ -27,6 +27,15 @@ constexpr int64_t kProductSize = 8192;
 
 std::string first_line(const char* text) {
   return split(text, '\n').at(0).substr(0, 160);
+}
+
+std::optional<double> deviation_of(const OpBench& op) {
+  if (!op.deviation) return std::nullopt;
+  try {
+    return op.deviation();
+  } catch (const c10::Error&) {  // one side was refused, which its measurement will show
+    return std::nullopt;
+  }
 }
 
 void release_memory(c10::Device device) {
@@ -43,18 +52,6 @@ at::Tensor BenchContext::randn(std::vector<int64_t> sizes, at::ScalarType type, 
 std::function<void()> in_turn(std::vector<std::function<void()>> calls) {
   using Call = std::function<void()>;
   return rotate<Call>(std::move(calls), [](const Call& call) { call(); });
-}
-
-std::function<void()> deferred(std::function<std::function<void()>()> make) {
-  return [make = std::move(make), call = std::function<void()>()]() mutable {
-    if (!call) call = make();
-    call();
-  };
-}
-
-std::function<void()> backward_of(const at::Tensor& output, const std::vector<at::Tensor>& inputs,
-                                  const at::Tensor& gradient) {
-  return [=] { torch::autograd::grad({output}, inputs, {gradient}, /*retain_graph=*/true); };
 }
 
 Timer::Timer(c10::Device device, TimerOptions options) : device_(device), options_(options) {
@@ -142,6 +139,9 @@ OpResult measure_row(const OpRow& row, const BenchContext& context, Timer& timer
     const OpBench op = row.make(context);
     result.bytes = op.bytes;
     result.flops = op.flops;
+    result.deviation = deviation_of(op);
+    LS_CHECK(result.deviation.value_or(0) <= op.max_deviation, InternalError,
+             "the result deviates from the library's by {:.3g}", *result.deviation);
     result.us = runtime::percentiles(timer.measure_us(op.run));
     for (const auto& [name, call] : op.library) {
       LibraryResult& library = result.library.emplace_back();
@@ -207,6 +207,7 @@ nlohmann::json result_json(const OpResult& r) {
   json["tflops"] = runtime::rounded(r.tflops);
   json["bound"] = r.bound;
   json["ceiling_percent"] = runtime::rounded(r.ceiling_percent);
+  if (r.deviation.has_value()) json["deviation"] = runtime::rounded(*r.deviation);
   json["library"] = library;
   json["library_ratio"] =
       r.library_ratio.has_value() ? nlohmann::json(runtime::rounded(*r.library_ratio)) : nullptr;

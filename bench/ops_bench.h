@@ -24,6 +24,10 @@ struct OpBench {
   bool fp8 = false;  // the ceiling is the FP8 product
   std::function<void()> run;
   std::vector<std::pair<std::string, std::function<void()>>> library;
+  /// Relative difference between our result and the library's; may be empty. Speed of a wrong
+  /// result is worth nothing, so it is looked at before the clock starts.
+  std::function<double()> deviation;
+  double max_deviation = 0.03;
 };
 
 /// Where rows are made. The divisors shrink every row for a trial on a small machine: rows (tokens,
@@ -71,15 +75,6 @@ std::function<void()> rotate(std::vector<Set> sets, std::function<void(const Set
 /// The same for calls that hold their inputs themselves.
 std::function<void()> in_turn(std::vector<std::function<void()>> calls);
 
-/// A call that is made when it is used first (in the warm-up), so that what a library refuses
-/// spoils only its own figure.
-std::function<void()> deferred(std::function<std::function<void()>()> make);
-
-/// Gradients of `output` for `inputs`, as a function; the graph is kept. Host time of the engine is
-/// hidden behind the cache flush like that of every other call.
-std::function<void()> backward_of(const at::Tensor& output, const std::vector<at::Tensor>& inputs,
-                                  const at::Tensor& gradient);
-
 struct TimerOptions {
   int warm_up = 10;
   int repeats = 50;
@@ -118,8 +113,9 @@ struct OpResult {
   double bytes = 0, flops = 0;
   runtime::Percentiles us;
   double gb_s = 0, tflops = 0;
-  double ceiling_percent = 0;  // of the ceiling that binds
-  std::string bound;           // "memory" or "compute"
+  double ceiling_percent = 0;       // of the ceiling that binds
+  std::string bound;                // "memory" or "compute"
+  std::optional<double> deviation;  // from the library's result
   std::vector<LibraryResult> library;
   std::optional<double> library_ratio;  // best library time / ours: above 1 we are faster
   std::string error;

@@ -1,115 +1,180 @@
-// Normalisations: RMSNorm of the language model, adaRMS of the action expert.
+// Normalisations, alone and with the residual addition before them.
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/layer_norm.h>
 #include <ATen/ops/rms_norm.h>
 
 #include "bench/families.h"
+#include "bench/paired.h"
 #include "bench/pi05_shapes.h"
+#include "ops/layer_norm.h"
 #include "ops/rms_norm.h"
 
 namespace longship::bench {
 namespace {
 
-struct RmsShape {
+using Tensors = std::vector<at::Tensor>;
+constexpr double kLayerNormEps = 1e-6;
+
+/// Rows of an activation; `groups` > 1: adaptive, one row of parameters for each group.
+struct NormShape {
   const char* text;
-  int64_t groups;  // 1: a plain norm with one weight
-  int64_t rows_per_group;
-  int64_t width;
+  int64_t groups, rows_per_group, width;
 };
+constexpr NormShape kPrefix = {"prefix 18304x2048", 1, pi05::kPrefixRows, pi05::kPrefixWidth};
+constexpr NormShape kExpert = {"expert 32x50x1024 adaptive", pi05::kBatch, pi05::kHorizon,
+                               pi05::kExpertWidth};
+constexpr NormShape kVision = {"vision 16384x1152", 1, pi05::kVisionRows, pi05::kVisionWidth};
 
-struct RmsSet {
-  at::Tensor x, scale, shift;
-  at::Tensor weight;  // 1 + scale, what the library call takes
-};
-
-struct RmsSizes {
+struct Sizes {
   int64_t groups, rows, width;
-  double row_bytes() const { return 2.0 * static_cast<double>(rows * width); }
-  double parameter_bytes() const { return 2.0 * static_cast<double>(groups * width); }
 };
 
-RmsSizes sizes_of(const RmsShape& shape, const BenchContext& context) {
+Sizes sizes_of(const NormShape& shape, const BenchContext& context) {
   const int64_t width = context.width(shape.width);
   if (shape.groups == 1) return {1, context.rows(shape.rows_per_group), width};
   const int64_t groups = context.rows(shape.groups);
   return {groups, groups * shape.rows_per_group, width};
 }
 
-std::vector<RmsSet> make_sets(const RmsSizes& sizes, const BenchContext& context) {
-  std::vector<RmsSet> sets(2);
-  for (RmsSet& set : sets) {
-    set.x = context.randn({sizes.rows, sizes.width});
-    set.scale = context.randn({sizes.groups, sizes.width}, at::kBFloat16, 0.1);
-    if (sizes.groups > 1) set.shift = context.randn({sizes.groups, sizes.width});
-    set.weight = set.scale + 1;
+/// Random tensors of one shape; parameters are [groups, width].
+struct Inputs {
+  Inputs(const NormShape& shape, const BenchContext& c) : context(c), sizes(sizes_of(shape, c)) {}
+  at::Tensor rows() const { return context.randn({sizes.rows, sizes.width}); }
+  at::Tensor parameter(double std = 1.0) const {
+    return context.randn({sizes.groups, sizes.width}, at::kBFloat16, std);
   }
-  return sets;
+  bool adaptive() const { return sizes.groups > 1; }
+  const BenchContext& context;
+  Sizes sizes;
+};
+
+std::optional<at::Tensor> maybe(const at::Tensor& t) {
+  return t.defined() ? std::optional(t) : std::nullopt;
 }
 
-std::optional<at::Tensor> shift_of(const RmsSet& set) {
-  return set.shift.defined() ? std::optional(set.shift) : std::nullopt;
+at::Tensor by_group(const at::Tensor& x, const at::Tensor& parameter) {
+  return x.view({parameter.size(0), -1, x.size(-1)});
 }
 
-at::Tensor ours(const RmsSet& set) {
-  return ops::rms_norm(set.x, set.scale, shift_of(set), pi05::kRmsEps);
+/// The norm as the tensor library has it; `weight` is 1 + scale.
+at::Tensor library_rms_norm(const at::Tensor& x, const at::Tensor& weight,
+                            const at::Tensor& shift) {
+  const at::IntArrayRef width = x.sizes().slice(1);
+  if (!shift.defined()) return at::rms_norm(x, width, weight[0], pi05::kRmsEps);
+  const at::Tensor y = at::rms_norm(by_group(x, weight), width, {}, pi05::kRmsEps);
+  return (y * weight.unsqueeze(1) + shift.unsqueeze(1)).view(x.sizes());
 }
 
-at::Tensor library(const RmsSet& set) {
-  const int64_t width = set.x.size(1), groups = set.weight.size(0);
-  if (groups == 1) return at::rms_norm(set.x, {width}, set.weight[0], pi05::kRmsEps);
-  const at::Tensor grouped = set.x.view({groups, -1, width});
-  return at::rms_norm(grouped, {width}, {}, pi05::kRmsEps) * set.weight.unsqueeze(1) +
-         set.shift.unsqueeze(1);
+at::Tensor library_add(const at::Tensor& h, const at::Tensor& branch, const at::Tensor& gate) {
+  if (!gate.defined()) return h + branch;
+  return (by_group(h, gate) + by_group(branch, gate) * gate.unsqueeze(1)).view(h.sizes());
 }
 
-OpBench forward(const RmsShape& shape, const BenchContext& context) {
-  const RmsSizes sizes = sizes_of(shape, context);
-  const auto sets = make_sets(sizes, context);
-  OpBench op;
-  op.bytes = 2 * sizes.row_bytes() + (sizes.groups > 1 ? 2 : 1) * sizes.parameter_bytes() +
-             4.0 * static_cast<double>(sizes.rows);
-  op.run = rotate<RmsSet>(sets, [](const RmsSet& set) { ours(set); });
-  op.library.emplace_back("aten", rotate<RmsSet>(sets, [](const RmsSet& set) { library(set); }));
-  return op;
-}
-
-/// The gradients of x and of the parameters.
-OpBench backward(const RmsShape& shape, const BenchContext& context) {
-  const RmsSizes sizes = sizes_of(shape, context);
-  std::vector<std::function<void()>> our_calls, library_calls;
-  for (RmsSet& set : make_sets(sizes, context)) {
-    std::vector<at::Tensor> inputs = {set.x, set.scale}, library_inputs = {set.x, set.weight};
-    if (set.shift.defined()) {
-      inputs.push_back(set.shift);
-      library_inputs.push_back(set.shift);
-    }
-    for (const at::Tensor& t : inputs) t.set_requires_grad(true);
-    set.weight.set_requires_grad(true);
-    const at::Tensor y = ours(set), y_library = library(set);
-    const at::Tensor dy = context.randn({sizes.rows, sizes.width});
-    our_calls.push_back(backward_of(y, inputs, dy));
-    library_calls.push_back(backward_of(y_library, library_inputs, dy.view(y_library.sizes())));
+Pair make_rms_norm(const NormShape& shape, const BenchContext& context) {
+  const Inputs in(shape, context);
+  const at::Tensor x = in.rows(), scale = in.parameter(0.1), weight = scale + 1;
+  const at::Tensor shift = in.adaptive() ? in.parameter() : at::Tensor();
+  Pair pair;
+  pair.our_inputs = {x, scale};
+  pair.library_inputs = {x, weight};
+  if (shift.defined()) {
+    pair.our_inputs.push_back(shift);
+    pair.library_inputs.push_back(shift);
   }
-  OpBench op;
-  op.bytes = 3 * sizes.row_bytes() + (sizes.groups > 1 ? 3 : 2) * sizes.parameter_bytes() +
-             4.0 * static_cast<double>(sizes.rows);
-  op.run = in_turn(our_calls);
-  op.library.emplace_back("aten", in_turn(library_calls));
-  return op;
+  pair.ours = [=] { return Tensors{ops::rms_norm(x, scale, maybe(shift), pi05::kRmsEps)}; };
+  pair.library = [=] { return Tensors{library_rms_norm(x, weight, shift)}; };
+  return pair;
+}
+
+Pair make_add_rms_norm(const NormShape& shape, const BenchContext& context) {
+  const Inputs in(shape, context);
+  const at::Tensor h = in.rows(), branch = in.rows(), scale = in.parameter(0.1);
+  const at::Tensor weight = scale + 1;
+  const at::Tensor gate = in.adaptive() ? in.parameter() : at::Tensor();
+  const at::Tensor shift = in.adaptive() ? in.parameter() : at::Tensor();
+  Pair pair;
+  pair.our_inputs = {h, branch, scale};
+  pair.library_inputs = {h, branch, weight};
+  if (in.adaptive()) {
+    for (Tensors* inputs : {&pair.our_inputs, &pair.library_inputs})
+      inputs->insert(inputs->end(), {gate, shift});
+  }
+  pair.ours = [=] {
+    const auto [h_out, y] =
+        ops::add_rms_norm(h, branch, maybe(gate), scale, maybe(shift), pi05::kRmsEps);
+    return Tensors{h_out, y};
+  };
+  pair.library = [=] {
+    const at::Tensor h_out = library_add(h, branch, gate);
+    return Tensors{h_out, library_rms_norm(h_out, weight, shift)};
+  };
+  return pair;
+}
+
+Pair make_layer_norm(const NormShape& shape, const BenchContext& context) {
+  const Inputs in(shape, context);
+  const at::Tensor x = in.rows(), bias = in.parameter()[0];
+  const at::Tensor weight = (in.parameter(0.1) + 1)[0];
+  Pair pair;
+  pair.our_inputs = pair.library_inputs = {x, weight, bias};
+  pair.ours = [=] { return Tensors{ops::layer_norm(x, weight, bias, kLayerNormEps)}; };
+  pair.library = [=] {
+    return Tensors{at::layer_norm(x, x.sizes().slice(1), weight, bias, kLayerNormEps)};
+  };
+  return pair;
+}
+
+Pair make_add_layer_norm(const NormShape& shape, const BenchContext& context) {
+  const Inputs in(shape, context);
+  const at::Tensor h = in.rows(), branch = in.rows(), bias = in.parameter()[0];
+  const at::Tensor branch_bias = in.parameter()[0], weight = (in.parameter(0.1) + 1)[0];
+  Pair pair;
+  pair.our_inputs = pair.library_inputs = {h, branch, branch_bias, weight, bias};
+  pair.ours = [=] {
+    const auto [h_out, y] =
+        ops::add_layer_norm(h, branch, branch_bias, weight, bias, kLayerNormEps);
+    return Tensors{h_out, y};
+  };
+  pair.library = [=] {
+    const at::Tensor h_out = h + (branch + branch_bias);
+    return Tensors{h_out, at::layer_norm(h_out, h.sizes().slice(1), weight, bias, kLayerNormEps)};
+  };
+  return pair;
+}
+
+/// `count` arrays of the rows; parameters and row statistics are below a hundredth of that.
+std::function<double(const Pair&)> row_arrays(double count) {
+  return [count](const Pair& pair) { return count * bytes_of(pair.our_inputs[0]); };
 }
 
 }  // namespace
 
 std::vector<OpRow> norm_rows() {
-  constexpr RmsShape kShapes[] = {
-      {"prefix 18304x2048", 1, pi05::kPrefixRows, pi05::kPrefixWidth},
-      {"expert 32x50x1024 adaptive", pi05::kBatch, pi05::kHorizon, pi05::kExpertWidth},
+  struct Entry {
+    const char* name;
+    const NormShape& shape;
+    Pair (*make)(const NormShape&, const BenchContext&);
+    double forward, backward;  // arrays of rows that are read or written
+  };
+  const Entry kEntries[] = {
+      {"rms_norm", kPrefix, make_rms_norm, 2, 3},  // x y | dy x dx
+      {"rms_norm", kExpert, make_rms_norm, 2, 3},
+      // h branch h_out y | dh_out dy h_out dh, where dbranch is dh
+      {"add_rms_norm", kPrefix, make_add_rms_norm, 4, 4},
+      // with a gate: also branch and dbranch
+      {"add_rms_norm", kExpert, make_add_rms_norm, 4, 6},
+      {"layer_norm", kVision, make_layer_norm, 2, 3},
+      {"add_layer_norm", kVision, make_add_layer_norm, 4, 4},
   };
   std::vector<OpRow> rows;
-  for (const RmsShape& shape : kShapes) {
-    rows.push_back({"rms_norm fwd", shape.text,
-                    [shape](const BenchContext& context) { return forward(shape, context); }});
-    rows.push_back({"rms_norm bwd", shape.text,
-                    [shape](const BenchContext& context) { return backward(shape, context); }});
+  for (const Entry& e : kEntries) {
+    PairedOp op;
+    op.name = e.name;
+    op.shape = e.shape.text;
+    op.make = [make = e.make, shape = e.shape](const BenchContext& c) { return make(shape, c); };
+    op.forward_bytes = row_arrays(e.forward);
+    op.backward_bytes = row_arrays(e.backward);
+    add_paired_rows(rows, op);
   }
   return rows;
 }

@@ -1,0 +1,145 @@
+// Positions, rows and embeddings.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/embedding.h>
+#include <ATen/ops/embedding_dense_backward.h>
+#include <ATen/ops/index_select.h>
+#include <ATen/ops/randint.h>
+#include <ATen/ops/randperm.h>
+#include <ATen/ops/zeros.h>
+
+#include <cmath>
+
+#include "bench/families.h"
+#include "bench/paired.h"
+#include "bench/pi05_shapes.h"
+#include "ops/embedding_rows.h"
+#include "ops/rope_qkv.h"
+#include "ops/rows.h"
+
+namespace longship::bench {
+namespace {
+
+using Tensors = std::vector<at::Tensor>;
+constexpr int64_t kMaxPositions = 1024;
+
+/// x [N, H, E] rotated by cos, sin [N, 1, E/2].
+at::Tensor library_rotate(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {
+  const auto halves = x.chunk(2, -1);
+  return at::cat({halves[0] * cos - halves[1] * sin, halves[1] * cos + halves[0] * sin}, -1)
+      .to(x.scalar_type());
+}
+
+Pair make_rope(int64_t full_rows, const BenchContext& context) {
+  constexpr int64_t kHeads = pi05::kQueryHeads, kSize = pi05::kHeadSize;
+  const int64_t rows = context.rows(full_rows);
+  const at::Tensor qkv = context.randn({rows, pi05::kPrefixQkv});
+  const at::Tensor angle = context.randn({kMaxPositions, kSize / 2}, at::kFloat, 3.0);
+  const at::Tensor cos = angle.cos(), sin = angle.sin();
+  const at::Tensor positions =
+      at::arange(rows, context.options(at::kInt)).remainder(kMaxPositions).to(at::kInt);
+  Pair pair;
+  pair.our_inputs = pair.library_inputs = {qkv};
+  pair.ours = [=] {
+    const auto [q, k, v] = ops::rope_qkv(qkv, cos, sin, positions, kHeads, 1, kSize);
+    return Tensors{q, k, v};
+  };
+  pair.library = [=] {
+    const at::Tensor heads = qkv.view({-1, kHeads + 2, kSize});
+    const at::Tensor row_cos = cos.index_select(0, positions).unsqueeze(1);
+    const at::Tensor row_sin = sin.index_select(0, positions).unsqueeze(1);
+    return Tensors{library_rotate(heads.slice(1, 0, kHeads), row_cos, row_sin),
+                   library_rotate(heads.slice(1, kHeads, kHeads + 1), row_cos, row_sin),
+                   heads.slice(1, kHeads + 1).contiguous()};
+  };
+  return pair;
+}
+
+void add_rope(std::vector<OpRow>& rows, const char* shape, int64_t num_rows) {
+  PairedOp op;
+  op.name = "rope_qkv";
+  op.shape = shape;
+  op.make = [=](const BenchContext& context) { return make_rope(num_rows, context); };
+  op.forward_bytes =
+      op.backward_bytes = [](const Pair& p) { return 2 * bytes_of(p.our_inputs[0]); };
+  add_paired_rows(rows, op);
+}
+
+void add_permute(std::vector<OpRow>& rows) {
+  PairedOp op;
+  op.name = "permute_rows";
+  op.shape = "prefix 18304x2048";
+  op.make = [](const BenchContext& context) {
+    const int64_t num_rows = context.rows(pi05::kPrefixRows);
+    const at::Tensor x = context.randn({num_rows, context.width(pi05::kPrefixWidth)});
+    const at::Tensor index = at::randperm(num_rows, context.options(at::kLong));
+    const at::Tensor inverse = index.argsort();
+    Pair pair;
+    pair.our_inputs = pair.library_inputs = {x};
+    pair.ours = [=] { return Tensors{ops::permute_rows(x, index, inverse)}; };
+    pair.library = [=] { return Tensors{at::index_select(x, 0, index)}; };
+    return pair;
+  };
+  op.forward_bytes =
+      op.backward_bytes = [](const Pair& p) { return 2 * bytes_of(p.our_inputs[0]); };
+  add_paired_rows(rows, op);
+}
+
+struct Embedding {
+  explicit Embedding(const BenchContext& context)
+      : weight(context.randn({context.rows(pi05::kVocabulary), context.width(pi05::kPrefixWidth)})),
+        ids(at::randint(weight.size(0), {context.rows(pi05::kTextRows)},
+                        context.options(at::kLong))),
+        scale(std::sqrt(static_cast<double>(weight.size(1)))) {}
+  at::Tensor weight, ids;
+  double scale;
+  double row_bytes() const { return 2.0 * static_cast<double>(ids.numel() * weight.size(1)); }
+};
+
+constexpr const char* kEmbeddingShape = "1920 of 257152 x2048";
+
+OpBench embedding_forward(const BenchContext& context) {
+  const Embedding e(context);
+  const auto ours = [=] {
+    return ops::embedding_rows(e.weight, e.ids, e.scale, -1, std::nullopt, std::nullopt);
+  };
+  const auto library = [=] { return at::embedding(e.weight, e.ids) * e.scale; };
+  OpBench op;
+  op.bytes = 2 * e.row_bytes();
+  op.run = [ours] { ours(); };
+  op.library.emplace_back("aten", [library] { library(); });
+  op.deviation = [=] { return deviation({ours()}, {library()}); };
+  return op;
+}
+
+OpBench embedding_backward(const BenchContext& context) {
+  const at::AutoGradMode with_graph(true);
+  const Embedding e(context);
+  e.weight.set_requires_grad(true);
+  const at::Tensor grad_rows = at::zeros(e.weight.sizes(), context.options(at::kBFloat16));
+  const at::Tensor row_flags = at::zeros({e.weight.size(0)}, context.options(at::kByte));
+  const at::Tensor y = ops::embedding_rows(e.weight, e.ids, e.scale, -1, grad_rows, row_flags);
+  const at::Tensor dy = context.randn(y.sizes().vec());
+  OpBench op;
+  op.bytes = 3 * e.row_bytes();  // dy; the rows of the gradient are read and written
+  op.run = [=] { gradients({y}, {e.weight}, {dy}); };
+  op.library.emplace_back("aten dense", [=] {
+    at::embedding_dense_backward(dy * e.scale, e.ids, e.weight.size(0), -1, false);
+  });
+  return op;
+}
+
+}  // namespace
+
+std::vector<OpRow> position_rows() {
+  std::vector<OpRow> rows;
+  add_rope(rows, "prefix 18304x10x256", pi05::kPrefixRows);
+  add_rope(rows, "expert 1600x10x256", pi05::kExpertRows);
+  add_permute(rows);
+  rows.push_back({"embedding_rows fwd", kEmbeddingShape, embedding_forward});
+  rows.push_back({"embedding_rows bwd", kEmbeddingShape, embedding_backward});
+  return rows;
+}
+
+}  // namespace longship::bench
