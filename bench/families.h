@@ -8,5 +8,6 @@ namespace longship::bench {
 std::vector<OpRow> norm_rows();
 std::vector<OpRow> linear_rows();
 std::vector<OpRow> attention_rows();
+std::vector<OpRow> optimizer_rows();
 
 }  // namespace longship::bench
