@@ -116,6 +116,8 @@ class FusedAdamW {
   /// Sets the counter. Not while a step is in flight whose outcome is not known.
   void set_num_updates(int64_t num_updates);
   void clear_fault();
+  /// Waits for the current stream, after which steps may run on any other.
+  virtual void wait() = 0;
 
  protected:
   FusedAdamW(std::vector<AdamWTensor> tensors, const AdamWHyper& hyper);

@@ -132,7 +132,7 @@ ops::FusedAdamW& AdamW::fused() {
   hyper.max_norm = config_.clip_norm;
   hyper.ema = config_.ema;
   fused_ = ops::FusedAdamW::create(std::move(tensors), hyper);
-  fused_->set_num_updates(num_updates_);
+  if (num_updates_ != 0) set_num_updates(num_updates_);
   return *fused_;
 }
 

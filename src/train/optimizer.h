@@ -107,9 +107,10 @@ class AdamW {
   /// int32 [1] on the parameters' device: any value but zero keeps enqueue_step() from changing
   /// anything.
   const at::Tensor& fault_flag() const;
+  /// These two, and load_state(), wait for the current stream, after which steps may run on any.
+  /// Not while a step is in flight whose report has not been read.
   void clear_fault();
-  /// Sets the count of updates, on the device too. Not while a step is in flight whose report has
-  /// not been read.
+  /// Sets the count of updates, on the device too.
   void set_num_updates(int64_t num_updates);
 
   /// Row-sparse gradients are zeroed either way; they are already after an update.

@@ -317,12 +317,16 @@ const at::Tensor& AdamW::fault_flag() const {
 }
 
 void AdamW::clear_fault() {
-  if (fused_) fused_->clear_fault();
+  if (!fused_) return;
+  fused_->clear_fault();
+  fused_->wait();
 }
 
 void AdamW::set_num_updates(int64_t num_updates) {
   num_updates_ = num_updates;
-  if (fused_) fused_->set_num_updates(num_updates);
+  if (!fused_) return;
+  fused_->set_num_updates(num_updates);
+  fused_->wait();
 }
 
 void AdamW::zero_grad(GradReset how) {

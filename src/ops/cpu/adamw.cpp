@@ -62,6 +62,8 @@ class CpuAdamW final : public FusedAdamW {
     zero_rows();
   }
 
+  void wait() override {}
+
   void zero_rows() override {
     for (AdamWTensor& t : tensors_) {
       if (t.row_grad.defined()) t.row_grad.zero_();

@@ -127,7 +127,11 @@ class CudaAdamW final : public FusedAdamW {
     grads_ = at::empty({static_cast<int64_t>(tensors_.size() * sizeof(AdamWGrad))},
                        options.dtype(at::kByte));
     upload_grads(std::vector<at::Tensor>(tensors_.size()));
-    // Steps may run on other streams than this one.
+    c10::cuda::getCurrentCUDAStream().synchronize();
+  }
+
+  void wait() override {
+    const c10::cuda::CUDAGuard guard(device_);
     c10::cuda::getCurrentCUDAStream().synchronize();
   }
 
