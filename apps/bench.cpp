@@ -15,6 +15,7 @@
 #include "base/log.h"
 #include "models/spec.h"
 #include "train/ablate.h"
+#include "train/agree.h"
 #include "train/bench.h"
 #include "train/bench_sample.h"
 #include "train/recipe.h"
@@ -29,7 +30,7 @@ struct Options {
   std::string json;
   train::BenchOptions bench;
   int64_t find_batch = 0;
-  std::vector<std::string> only;
+  std::vector<std::string> only, against;
 };
 
 train::Recipe recipe_of(const Options& options) {
@@ -72,6 +73,14 @@ int run_ablate(const Options& options) {
                                     options.only, &models::find_family);
   write(report, options.json, train::ablation_text(report));
   return report["agree"].get<bool>() ? 0 : static_cast<int>(ExitCode::kOther);
+}
+
+int run_agree(const Options& options) {
+  log::init(log::Level::kInfo);
+  const train::Recipe recipe = recipe_of(options);
+  const auto report = train::agree(recipe, options.against, dataset_of(options, recipe),
+                                   options.bench, &models::find_family);
+  return write(report, options.json, train::agreement_text(report));
 }
 
 int run_sample(const Options& options) {
@@ -121,6 +130,12 @@ void add_bench_command(CLI::App& app, std::function<int()>& action) {
   add_recipe(*ablate, *options);
   ablate->add_option("--only", options->only, "Switches to try, e.g. perf.fused_norms");
   ablate->callback([options, &action] { action = [options] { return run_ablate(*options); }; });
+
+  CLI::App* agree = bench->add_subcommand(
+      "agree", "Loss and gradients of one batch under two settings, from equal weights");
+  add_recipe(*agree, *options);
+  agree->add_option("--against", options->against, "Changes of the other setting")->required();
+  agree->callback([options, &action] { action = [options] { return run_agree(*options); }; });
 
   CLI::App* sample = bench->add_subcommand("sample", "Latency of sampling one action chunk");
   add_recipe(*sample, *options);

@@ -1,4 +1,5 @@
 // Positions, rows and embeddings.
+#include <ATen/core/grad_mode.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>

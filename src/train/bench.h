@@ -23,6 +23,12 @@ struct BenchOptions {
   std::filesystem::path trace;   // Chrome trace of the profiled steps; empty: none
 };
 
+/// A training batch as collate() makes it: the first of the recipe's dataset, or, without one, a
+/// random one. `recipe` is bound to the dataset.
+std::unique_ptr<models::Batch> first_batch(const Recipe& recipe,
+                                           std::shared_ptr<const data::Dataset> dataset,
+                                           const BenchOptions& options);
+
 /// What the steps gave, for comparing variants.
 struct BenchLosses {
   std::vector<double> losses;  // of every step in order, warm-up included

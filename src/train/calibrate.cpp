@@ -11,8 +11,6 @@
 
 #include "base/error.h"
 #include "base/json.h"
-#include "data/sampler.h"
-#include "data/split.h"
 #include "nn/stacked_linear.h"
 #include "ops/geglu.h"
 #include "runtime/device.h"
@@ -25,29 +23,6 @@ namespace longship::train {
 namespace {
 
 using Tensors = std::vector<at::Tensor>;
-
-/// A training batch: the first of the recipe's dataset, or a random one.
-std::unique_ptr<models::Batch> first_batch(const Recipe& recipe,
-                                           std::shared_ptr<const data::Dataset> dataset,
-                                           const BenchOptions& options) {
-  if (!dataset) {
-    return recipe.family->synthetic_batch(
-        *recipe.model,
-        {recipe.train.global_batch, options.synthetic_images,
-         options.synthetic_tokens.value_or(60)},
-        1);
-  }
-  const auto transform = recipe.family->make_transform(*recipe.model, *dataset);
-  transform->check_dataset(*dataset);
-  const data::Split split = data::split_by_episode(*dataset, recipe.data.val_episodes);
-  const data::ShuffledStream stream(split.train_ids, static_cast<uint64_t>(recipe.train.seed),
-                                    recipe.train.global_batch);
-  std::vector<std::unique_ptr<models::Transform::Item>> items;
-  for (const int64_t id : stream.batch(0)) {
-    items.push_back(transform->prepare(dataset->get(id, transform->windows())));
-  }
-  return transform->collate(items);
-}
 
 /// Milliseconds of forward and backward of `f` at fresh leaves, the median of several.
 double time_ms(const std::function<at::Tensor(const Tensors&)>& f, const Tensors& values) {

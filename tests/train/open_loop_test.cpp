@@ -168,7 +168,11 @@ class ColumnTransform : public models::Transform {
   std::unique_ptr<models::Batch> collate(
       std::span<const std::unique_ptr<Item>> items) const override {
     struct Plain : models::Batch {
-      void to(at::Device) override {}
+      std::vector<std::pair<std::string, at::Tensor*>> tensors() override { return {}; }
+      std::unique_ptr<models::Batch> clone() const override {
+        return std::make_unique<Plain>(*this);
+      }
+      std::string signature() const override { return "plain"; }
     };
     auto batch = std::make_unique<Plain>();
     for (const auto& item : items) batch->sample_ids.push_back(item->sample_id);

@@ -13,12 +13,17 @@
 namespace longship::train {
 namespace {
 
-struct Setup {
+struct RunPlan {
   std::vector<std::string> overrides;
   int64_t steps = 6;
   int64_t poison = -1;  // this step's actions are NaN
   bool ragged = false;  // samples of different lengths, which change from step to step
 };
+
+std::vector<std::string> with(std::vector<std::string> a, const std::vector<std::string>& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
 
 Recipe recipe_of(const std::vector<std::string>& overrides) {
   return load_recipe(longship::testing::source_root() / "configs/pi05/tiny_test.yaml",
@@ -26,29 +31,29 @@ Recipe recipe_of(const std::vector<std::string>& overrides) {
                      &models::find_family);
 }
 
-std::unique_ptr<models::Batch> batch_of(const Recipe& recipe, const Setup& setup, int64_t step,
+std::unique_ptr<models::Batch> batch_of(const Recipe& recipe, const RunPlan& plan, int64_t step,
                                         int64_t micro) {
   const int64_t size = recipe.train.global_batch / recipe.train.num_micro();
-  const int64_t tokens = setup.ragged ? 9 + step % 3 : 10;
+  const int64_t tokens = plan.ragged ? 9 + step % 3 : 10;
   auto batch = recipe.family->synthetic_batch(*recipe.model, {size, 2, tokens},
                                               static_cast<uint64_t>(100 * step + micro));
   for (int64_t& id : batch->sample_ids) id += size * (step * recipe.train.num_micro() + micro);
   return batch;
 }
 
-std::vector<StepReport> run(const Setup& setup, EngineFacts* facts = nullptr) {
-  const Recipe recipe = recipe_of(setup.overrides);
+std::vector<StepReport> run(const RunPlan& plan, EngineFacts* facts = nullptr) {
+  const Recipe recipe = recipe_of(plan.overrides);
   apply_library_settings(recipe);
   const at::Device device = runtime::parse_device(recipe.train.device);
   const Assembly assembly = assemble(recipe, device, "");
   std::vector<StepReport> out;
   int64_t updates = 0;
-  for (int64_t step = 0; step < setup.steps; ++step) {
+  for (int64_t step = 0; step < plan.steps; ++step) {
     std::vector<std::unique_ptr<models::Batch>> micro;
     for (int64_t m = 0; m < recipe.train.num_micro(); ++m) {
-      micro.push_back(batch_of(recipe, setup, step, m));
+      micro.push_back(batch_of(recipe, plan, step, m));
       assembly.policy->prepare(*micro.back(), {42, static_cast<uint64_t>(step)});
-      if (step != setup.poison) continue;
+      if (step != plan.poison) continue;
       for (auto& [name, tensor] : micro.back()->tensors()) {
         if (name == "actions") tensor->fill_(std::numeric_limits<float>::quiet_NaN());
       }
@@ -63,11 +68,6 @@ std::vector<StepReport> run(const Setup& setup, EngineFacts* facts = nullptr) {
   while (assembly.engine->in_flight() > 0) out.push_back(assembly.engine->take_report());
   if (facts != nullptr) *facts = assembly.engine->facts();
   return out;
-}
-
-std::vector<std::string> with(std::vector<std::string> a, const std::vector<std::string>& b) {
-  a.insert(a.end(), b.begin(), b.end());
-  return a;
 }
 
 void expect_same_bits(const std::vector<StepReport>& a, const std::vector<StepReport>& b) {
@@ -115,12 +115,12 @@ TEST(StepEngineGpu, GraphsRepeatEagerStepsBitForBit) {
   skip_without_gpu();
   if (!runtime::cuda_available()) return;
   for (const bool ragged : {false, true}) {
-    Setup setup{.overrides = kGpu, .steps = 20, .ragged = ragged};
-    const auto eager = run(setup);
+    RunPlan plan{.overrides = kGpu, .steps = 20, .ragged = ragged};
+    const auto eager = run(plan);
     for (const char* mode : {"per_microbatch", "full_iteration"}) {
-      setup.overrides = with(kGpu, {std::string("train.cuda_graph=") + mode});
+      plan.overrides = with(kGpu, {std::string("train.cuda_graph=") + mode});
       EngineFacts facts;
-      expect_same_bits(run(setup, &facts), eager);
+      expect_same_bits(run(plan, &facts), eager);
       EXPECT_GE(facts.captures, 1) << mode;
       EXPECT_GT(facts.graph_nodes, 100) << mode;
     }
@@ -130,12 +130,12 @@ TEST(StepEngineGpu, GraphsRepeatEagerStepsBitForBit) {
 TEST(StepEngineGpu, RecomputationAndCopyAheadChangeNoBit) {
   skip_without_gpu();
   if (!runtime::cuda_available()) return;
-  Setup setup{.overrides = with(kGpu, {"train.cuda_graph=full_iteration"}), .steps = 20};
-  const auto base = run(setup);
+  RunPlan plan{.overrides = with(kGpu, {"train.cuda_graph=full_iteration"}), .steps = 20};
+  const auto base = run(plan);
   for (const char* change : {"train.recompute=vit", "train.recompute=full",
                              "train.recompute=joint.0,vision.1", "perf.copy_ahead=false"}) {
-    setup.overrides = with(kGpu, {"train.cuda_graph=full_iteration", change});
-    expect_same_bits(run(setup), base);
+    plan.overrides = with(kGpu, {"train.cuda_graph=full_iteration", change});
+    expect_same_bits(run(plan), base);
   }
 }
 
