@@ -7,6 +7,7 @@
 #ifdef LS_CUDA_ENABLED
 #include <ATen/cuda/CUDAContext.h>
 #include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGuard.h>
 #endif
 
 #include <algorithm>
@@ -23,10 +24,17 @@ bool cuda_available() {
 std::string cuda_version() {
   return fmt::format("{}.{}", CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
 }
+void synchronize(c10::Device device) {
+  if (!device.is_cuda()) return;
+  const c10::cuda::CUDAGuard guard(device);
+  c10::cuda::device_synchronize();
+}
 #else
 bool cuda_available() {
   return false;
 }
+
+void synchronize(c10::Device) {}
 
 std::string cuda_version() {
   return "none (CPU build)";

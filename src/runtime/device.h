@@ -17,6 +17,9 @@ c10::Device parse_device(const std::string& text);
 /// A line for logs, e.g. "CPU, 2 threads" or "NVIDIA H200 (139.8 GiB)".
 std::string describe(c10::Device device);
 
+/// Blocks the host until everything enqueued on the device is done. Nothing for a CPU.
+void synchronize(c10::Device device);
+
 /// Threads for CPU kernels; 0 = all cores this process may use. Returns the number set.
 int set_cpu_threads(int num_threads);
 

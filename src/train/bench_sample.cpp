@@ -8,7 +8,9 @@
 
 #include "runtime/device.h"
 #include "runtime/gpu_facts.h"
+#include "runtime/profiler.h"
 #include "runtime/speed_of_light.h"
+#include "runtime/trace_summary.h"
 #include "train/captured_sampler.h"
 #include "train/checkpoint_io.h"
 #include "train/session.h"
@@ -42,6 +44,7 @@ nlohmann::json bench_sample(const Recipe& recipe, const BenchOptions& options,
   const models::SyntheticShape shape{bound.train.global_batch, options.synthetic_images,
                                      options.synthetic_tokens.value_or(60)};
   const auto batch = bound.family->synthetic_batch(*bound.model, shape, 1);
+  if (options.profile_steps > 0) runtime::Profiler::prepare_for_graphs();
   CapturedSampler sampler(*policy, device);
   at::Tensor first, later;
   const models::DrawKey key{static_cast<uint64_t>(bound.train.seed), 0};
@@ -61,6 +64,21 @@ nlohmann::json bench_sample(const Recipe& recipe, const BenchOptions& options,
     times.push_back(ms_of([&] { later = sampler.sample(*batch, key).to(at::kCPU); }));
   }
   nlohmann::json out;
+  if (options.profile_steps > 0) {
+    runtime::Profiler profiler({.host_operators = false});
+    profiler.start();
+    for (int64_t i = 0; i < options.profile_steps; ++i) {
+      profiler.mark_step();
+      sampler.sample(*batch, key).to(at::kCPU);
+    }
+    profiler.mark_step();
+    const runtime::DeviceTrace trace = profiler.stop();
+    out["profile"] = nullptr;
+    if (!trace.events.empty()) {
+      out["profile"] = runtime::trace_summary_json(
+          runtime::summarise_trace(trace.events, trace.boundaries_ns));
+    }
+  }
   out["ms"] = runtime::percentiles_json(runtime::percentiles(times));
   out["ms"]["p99"] = runtime::rounded(runtime::percentile(times, 0.99));
   out["eager_ms"] = runtime::rounded(runtime::percentile(eager, 0.5));

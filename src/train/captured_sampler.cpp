@@ -3,10 +3,14 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_like.h>
 
+#include "runtime/device.h"
+
 namespace longship::train {
 
 CapturedSampler::CapturedSampler(models::Policy& policy, at::Device device)
-    : policy_(policy), device_(device), stream_(runtime::Stream::make(device, true)) {}
+    : policy_(policy), device_(device), stream_(runtime::Stream::make(device, true)) {
+  runtime::synchronize(device);  // weights were made on another stream
+}
 
 CapturedSampler::~CapturedSampler() {
   stream_.synchronize();

@@ -14,6 +14,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "ops/adamw.h"
+#include "runtime/device.h"
 #include "runtime/stream.h"
 
 namespace longship::train {

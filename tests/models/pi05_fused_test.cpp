@@ -3,6 +3,7 @@
 #include <ATen/ops/equal.h>
 
 #include "base/error.h"
+#include "support/paths.h"
 #include "tiny_case.h"
 
 namespace longship::models {
@@ -82,11 +83,11 @@ TEST(Pi05Fused, GoldenCaseThroughTheFusedOperators) {
   ParityOptions options;
   options.fused = everything();
   const ParityReport report = run_parity_case(
-      longship::testing::golden_path("pi05/tiny_train"), options,
+      ::longship::testing::golden_path("pi05/tiny_train"), options,
       [](std::vector<ParamInfo> parameters, const ParityRecipe& recipe) {
         return testing::plain_optimizer(std::move(parameters), recipe);
       });
-  EXPECT_TRUE(report.passed());
+  EXPECT_TRUE(report.pass);
 }
 
 TEST(Pi05Buckets, PaddingRowsChangeNothing) {

@@ -148,18 +148,24 @@ std::vector<Modulation> Pi05Model::modulations(const at::Tensor& cond) const {
   return out;
 }
 
-at::Tensor Pi05Model::embed_suffix(const at::Tensor& state, const at::Tensor& x_t,
-                                   const at::Tensor& time, at::Tensor* cond) const {
-  const at::Tensor sincos =
-      time_embedding(time, sizes_.expert_width, config_.min_period, config_.max_period)
-          .to(precision_.heads);
-  record("act.time_sincos", sincos);
-  const at::Tensor actions = action_in_.forward(x_t.to(precision_.heads));
+Pi05Model::TimeTerms Pi05Model::time_terms(const at::Tensor& time) const {
+  TimeTerms out;
+  out.sincos = time_embedding(time, sizes_.expert_width, config_.min_period, config_.max_period)
+                   .to(precision_.heads);
+  record("act.time_sincos", out.sincos);
+  at::Tensor cond;
   if (time_in_) {
-    *cond = at::silu(time_out_->forward(at::silu(time_in_->forward(sincos))));
-    record("act.cond", *cond);
-    return actions.to(precision_.stream);
+    cond = at::silu(time_out_->forward(at::silu(time_in_->forward(out.sincos))));
+    record("act.cond", cond);
   }
+  out.modulations = modulations(cond);
+  return out;
+}
+
+at::Tensor Pi05Model::embed_suffix(const at::Tensor& state, const at::Tensor& x_t,
+                                   const at::Tensor& sincos) const {
+  const at::Tensor actions = action_in_.forward(x_t.to(precision_.heads));
+  if (time_in_) return actions.to(precision_.stream);
   const at::Tensor joined =
       at::cat({actions, sincos.unsqueeze(1).expand_as(actions)}, -1);  // [B, A, 2W]
   record("act.action_time_concat", joined);
@@ -190,11 +196,10 @@ nn::Normed Pi05Model::expert_layer(size_t l, const nn::Normed& x,
 
 at::Tensor Pi05Model::velocity(const PrefixCache& cache, const PrefixLayout& layout,
                                const at::Tensor& state, const at::Tensor& x_t,
-                               const at::Tensor& time) const {
-  at::Tensor cond;
+                               const TimeTerms& time) const {
   nn::Normed x;
-  x.h = embed_suffix(state, x_t, time, &cond);  // [B, T, W]
-  const std::vector<Modulation> mods = modulations(cond);
+  x.h = embed_suffix(state, x_t, time.sincos);  // [B, T, W]
+  const std::vector<Modulation>& mods = time.modulations;
   x.y = expert_layers_.front()->input_layernorm.forward(x.h, mods.front(), fused_.norms);
   const int64_t length = x.h.size(1);
   const nn::RopeTable rows = rope_rows(layout.suffix_positions);
@@ -229,7 +234,8 @@ at::Tensor Pi05Model::velocity(const PrefixCache& cache, const PrefixLayout& lay
 at::Tensor Pi05Model::predict(const Pi05Batch& batch, const at::Tensor& x_t,
                               const at::Tensor& time) const {
   const PrefixLayout where = layout(batch);
-  return velocity(encode_prefix(batch, where), where, batch.state, x_t, time);
+  const TimeTerms terms = time_terms(time);
+  return velocity(encode_prefix(batch, where), where, batch.state, x_t, terms);
 }
 
 Pi05Flow Pi05Model::flow(const Pi05Batch& batch, const at::Tensor& noise,

@@ -71,9 +71,17 @@ class Pi05Model : public nn::Module {
   /// nothing reads its output.
   PrefixCache encode_prefix(const Pi05Batch& batch, const PrefixLayout& layout) const;
 
-  /// x_t [B, A, D] fp32, time [B] fp32, state [B, D] (Pi0 only) -> velocity [B, A, D] fp32.
+  /// What depends on the flow-matching time only: the condition's modulations (Pi0.5) and the time
+  /// embedding (Pi0). time [R]: one row per sample, or one for all.
+  struct TimeTerms {
+    at::Tensor sincos;                    // [R, W]
+    std::vector<Modulation> modulations;  // one per adaptive norm in the order of use
+  };
+  TimeTerms time_terms(const at::Tensor& time) const;
+
+  /// x_t [B, A, D] fp32, state [B, D] (Pi0 only) -> velocity [B, A, D] fp32.
   at::Tensor velocity(const PrefixCache& cache, const PrefixLayout& layout, const at::Tensor& state,
-                      const at::Tensor& x_t, const at::Tensor& time) const;
+                      const at::Tensor& x_t, const TimeTerms& time) const;
 
   /// noise [B, A, D], time [B]: given, never drawn here.
   Pi05Flow flow(const Pi05Batch& batch, const at::Tensor& noise, const at::Tensor& time) const;
@@ -143,9 +151,9 @@ class Pi05Model : public nn::Module {
                           const nn::RopeTable& rows, const at::Tensor& mask) const;
   /// One modulation per adaptive norm in the order of use, the final norm last.
   std::vector<Modulation> modulations(const at::Tensor& cond) const;
-  /// Suffix tokens [B, A or A+1, W] and the condition [B, W] (Pi0.5).
-  at::Tensor embed_suffix(const at::Tensor& state, const at::Tensor& x_t, const at::Tensor& time,
-                          at::Tensor* cond) const;
+  /// Suffix tokens [B, A or A+1, W].
+  at::Tensor embed_suffix(const at::Tensor& state, const at::Tensor& x_t,
+                          const at::Tensor& sincos) const;
   at::Tensor suffix_mask(const PrefixLayout& layout, int64_t suffix_length) const;
   int64_t suffix_length() const { return config_.horizon() + (config_.is_pi05() ? 0 : 1); }
 

@@ -1,5 +1,6 @@
 #include "models/pi05/sampling.h"
 
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 
@@ -68,10 +69,20 @@ at::Tensor Pi05Model::integrate(const PrefixCache& cache, const PrefixLayout& la
                                 const at::Tensor& state, const at::Tensor& noise) const {
   const int64_t steps = config_.num_inference_steps;
   const float dt = static_cast<float>(-1.0 / static_cast<double>(steps));
+  // The times are the same for every sample, so one product gives the modulations of all steps.
+  const std::vector<float> times = euler_times(steps, config_.parity == "openpi");
+  std::vector<at::Tensor> values;
+  for (const float t : times) values.push_back(at::full({1}, t, noise.options()));
+  const TimeTerms all = time_terms(at::cat(values));
   at::Tensor x = noise;
-  for (const float t : euler_times(steps, config_.parity == "openpi")) {
-    const at::Tensor time = at::full({layout.batch_size}, t, noise.options());
-    x = x + velocity(cache, layout, state, x, time) * dt;
+  for (int64_t s = 0; s < steps; ++s) {
+    const auto row = [&](const at::Tensor& t) { return t.defined() ? t.narrow(0, s, 1) : t; };
+    TimeTerms one;
+    one.sincos = row(all.sincos);
+    for (const Modulation& m : all.modulations) {
+      one.modulations.push_back({row(m.scale), row(m.shift), row(m.gate)});
+    }
+    x = x + velocity(cache, layout, state, x, one) * dt;
   }
   return x;
 }

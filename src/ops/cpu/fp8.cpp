@@ -87,10 +87,11 @@ void fp8_geglu_quantize_cpu(const at::Tensor& gate_up, const OptionalTensor& sta
                             const OptionalTensor& q_t, const at::Tensor& inv_scale) {
   const Fp8Outputs outputs{q, q_t, inv_scale};
   const Fp8Shape shape = check_fp8_geglu(gate_up, states, index, outputs);
-  const at::Tensor both = gate_up.to(at::kFloat);
+  // In fp64: 1 + tanh(u) loses its digits in fp32 where the gate is far below zero.
+  const at::Tensor both = gate_up.to(at::kDouble);
   const at::Tensor gate = both.narrow(1, 0, shape.cols);
   const at::Tensor up = both.narrow(1, shape.cols, shape.cols);
-  write(at::gelu(gate, "tanh").mul(up), states, index, record, margin, outputs);
+  write(at::gelu(gate, "tanh").mul(up).to(at::kFloat), states, index, record, margin, outputs);
 }
 
 void fp8_geglu_backward_quantize_cpu(const at::Tensor& dy, const at::Tensor& gate_up,
@@ -100,14 +101,14 @@ void fp8_geglu_backward_quantize_cpu(const at::Tensor& dy, const at::Tensor& gat
   const Fp8Outputs outputs{q, q_t, inv_scale};
   const Fp8Shape shape = check_fp8_geglu_backward(dy, gate_up, states, index, outputs);
   const int64_t hidden = shape.cols / 2;
-  const at::Tensor both = gate_up.to(at::kFloat);
+  const at::Tensor both = gate_up.to(at::kDouble);
   const at::Tensor gate = both.narrow(1, 0, hidden);
   const at::Tensor up = both.narrow(1, hidden, hidden);
-  const at::Tensor d = dy.to(at::kFloat);
+  const at::Tensor d = dy.to(at::kDouble);
   at::Tensor gradient = at::empty(both.sizes(), both.options());
   gradient.narrow(1, 0, hidden).copy_(at::gelu_backward(d.mul(up), gate, "tanh"));
   gradient.narrow(1, hidden, hidden).copy_(d.mul(at::gelu(gate, "tanh")));
-  write(gradient, states, index, record, margin, outputs);
+  write(gradient.to(at::kFloat), states, index, record, margin, outputs);
 }
 
 void fp8_quantize_weights_cpu(at::TensorList weights, at::TensorList q, at::TensorList q_t,
