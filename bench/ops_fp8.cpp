@@ -1,9 +1,13 @@
 // FP8: conversion of activations, gradients and weights, and whole layers against bf16.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/amax.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/gelu_backward.h>
+#include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/linear.h>
+
+#include <limits>
 
 #include "bench/families.h"
 #include "bench/paired.h"
@@ -34,21 +38,65 @@ ops::Fp8Scale delayed_scale(const BenchContext& context, at::ScalarType format,
   return scale;
 }
 
-/// What a library needs several passes for: scale, convert, transpose.
+/// In one pass over x.
+at::Tensor library_amax(const at::Tensor& x) {
+  return at::linalg_vector_norm(x, std::numeric_limits<double>::infinity());
+}
+
+/// What a library needs several passes for: convert, transpose.
 void library_convert(const at::Tensor& x, at::ScalarType format) {
-  const at::Tensor q = (x * 16.0).to(format);
+  const at::Tensor q = x.to(format);
   q.view(at::kChar).t().contiguous();
 }
 
-OpRow quantize_row(const char* shape, int64_t rows, int64_t width, at::ScalarType format) {
-  return {"fp8_quantize both", shape, [=](const BenchContext& context) {
+/// Our conversion against the same in a library. `make_value` gives what is converted, in bf16. The
+/// first alternative scales like ours, by the amax of the value in hand where `delayed` is false;
+/// the second leaves the scale away, as if the value had the range of the format.
+void set_conversions(OpBench& op, at::ScalarType format, bool delayed,
+                     const std::function<Tensors()>& make_value) {
+  op.library.emplace_back("aten", [=] {
+    for (const at::Tensor& x : make_value()) {
+      if (delayed) {
+        library_convert(x * 16.0, format);
+      } else {
+        library_convert(x * library_amax(x).reciprocal().mul(ops::fp8_max(format)), format);
+      }
+    }
+  });
+  op.library.emplace_back("aten unscaled", [=] {
+    for (const at::Tensor& x : make_value()) library_convert(x, format);
+  });
+}
+
+/// Bound of the relative error in the 2-norm. Rounding to 3 or 2 bits of mantissa moves a value by
+/// 1/16 or 1/8 at most and by 0.4 of that in the root mean square.
+double rounding(at::ScalarType format) {
+  return format == at::kFloat8_e4m3fn ? 0.04 : 0.08;
+}
+
+/// Both copies of `m` against the unrounded value.
+double conversion_error(const ops::Fp8Matrix& m, const at::Tensor& value) {
+  const auto original = [&](const at::Tensor& q) { return q.to(at::kFloat).mul_(m.inv_scale); };
+  return deviation({original(m.q), original(m.q_t).t()}, {value, value});
+}
+
+OpRow quantize_row(const char* shape, int64_t rows, int64_t width, at::ScalarType format,
+                   bool delayed = true) {
+  const char* name = delayed ? "fp8_quantize both" : "fp8_quantize both current";
+  return {name, shape, [=](const BenchContext& context) {
             const at::Tensor x = context.randn({rows16(context, rows), context.width(width)});
-            const ops::Fp8Scale scale = delayed_scale(
-                context, format, [&](const ops::Fp8Scale& s) { ops::fp8_quantize(x, format, s); });
+            const ops::Fp8Scale scale = delayed ? delayed_scale(context, format,
+                                                                [&](const ops::Fp8Scale& s) {
+                                                                  ops::fp8_quantize(x, format, s);
+                                                                })
+                                                : ops::Fp8Scale();
             OpBench op;
-            op.bytes = bytes_of(x) * (2 + 2) / 2;
+            // Current scaling reads x once more.
+            op.bytes = bytes_of(x) * ((delayed ? 2 : 4) + 2) / 2;
             op.run = [=] { ops::fp8_quantize(x, format, scale); };
-            op.library.emplace_back("aten", [=] { library_convert(x, format); });
+            set_conversions(op, format, delayed, [x] { return Tensors{x}; });
+            op.max_deviation = rounding(format);
+            op.deviation = [=] { return conversion_error(ops::fp8_quantize(x, format, scale), x); };
             return op;
           }};
 }
@@ -60,7 +108,7 @@ OpRow amax_row() {
             OpBench op;
             op.bytes = bytes_of(x);
             op.run = [=] { ops::fp8_amax(x); };
-            op.library.emplace_back("aten", [=] { at::amax(x.abs()); });
+            op.library.emplace_back("aten", [=] { library_amax(x); });
             op.deviation = [=] {
               return deviation({ops::fp8_amax(x)}, {at::amax(x.abs()).reshape({1})});
             };
@@ -78,13 +126,18 @@ OpRow geglu_row() {
             const ops::Fp8Scale scale = delayed_scale(context, format, [&](const ops::Fp8Scale& s) {
               ops::fp8_geglu_quantize(gate_up, format, s);
             });
+            const auto value = [=] {
+              const auto halves = gate_up.chunk(2, 1);
+              return at::gelu(halves[0], "tanh") * halves[1];
+            };
             OpBench op;
             op.bytes = bytes_of(gate_up) * (4 + 2) / 4;
             op.run = [=] { ops::fp8_geglu_quantize(gate_up, format, scale); };
-            op.library.emplace_back("aten", [=] {
-              const auto halves = gate_up.chunk(2, 1);
-              library_convert(at::gelu(halves[0], "tanh") * halves[1], format);
-            });
+            set_conversions(op, format, true, [value] { return Tensors{value()}; });
+            op.max_deviation = rounding(format);
+            op.deviation = [=] {
+              return conversion_error(ops::fp8_geglu_quantize(gate_up, format, scale), value());
+            };
             return op;
           }};
 }
@@ -99,20 +152,27 @@ OpRow geglu_backward_row() {
             const ops::Fp8Scale scale = delayed_scale(context, format, [&](const ops::Fp8Scale& s) {
               ops::fp8_geglu_backward_quantize(dy, gate_up, format, s);
             });
+            const auto value = [=] {
+              const auto halves = gate_up.chunk(2, 1);
+              return Tensors{at::gelu_backward(dy * halves[1], halves[0], "tanh"),
+                             dy * at::gelu(halves[0], "tanh")};
+            };
             OpBench op;
             op.bytes = bytes_of(dy) * (6 + 4) / 2;
             op.run = [=] { ops::fp8_geglu_backward_quantize(dy, gate_up, format, scale); };
-            op.library.emplace_back("aten", [=] {
-              const auto halves = gate_up.chunk(2, 1);
-              library_convert(at::gelu_backward(dy * halves[1], halves[0], "tanh"), format);
-              library_convert(dy * at::gelu(halves[0], "tanh"), format);
-            });
+            set_conversions(op, format, true, value);
+            op.max_deviation = rounding(format);
+            op.deviation = [=] {
+              return conversion_error(ops::fp8_geglu_backward_quantize(dy, gate_up, format, scale),
+                                      at::cat(value(), 1));
+            };
             return op;
           }};
 }
 
 OpRow weight_row() {
   return {"fp8_refresh weight", "prefix gate+up 32768x2048", [](const BenchContext& context) {
+            const auto format = at::kFloat8_e4m3fn;
             const at::Tensor w = context.randn(
                 {2 * context.width(pi05::kPrefixMlp), context.width(pi05::kPrefixWidth)},
                 at::kBFloat16, 0.02);
@@ -121,7 +181,12 @@ OpRow weight_row() {
             OpBench op;
             op.bytes = bytes_of(w) * (2 + 2 + 2) / 2;  // read twice: the scale is its own
             op.run = [weight] { weight->refresh(); };
-            op.library.emplace_back("aten", [w] { library_convert(w, at::kFloat8_e4m3fn); });
+            set_conversions(op, format, false, [w] { return Tensors{w}; });
+            op.max_deviation = rounding(format);
+            op.deviation = [=] {
+              weight->refresh();
+              return conversion_error({weight->q, weight->q_t, weight->inv_scale(), {}}, w);
+            };
             return op;
           }};
 }
@@ -204,10 +269,13 @@ void add_layer(std::vector<OpRow>& rows, const char* name, const char* shape,
 }  // namespace
 
 std::vector<OpRow> fp8_rows() {
+  constexpr const char* kHidden = "prefix hidden 18304x16384";
   std::vector<OpRow> rows = {
       amax_row(),
       quantize_row("prefix 18304x2048", pi05::kPrefixRows, pi05::kPrefixWidth, at::kFloat8_e4m3fn),
       quantize_row("prefix dy 18304x2048", pi05::kPrefixRows, pi05::kPrefixWidth, at::kFloat8_e5m2),
+      quantize_row(kHidden, pi05::kPrefixRows, pi05::kPrefixMlp, at::kFloat8_e4m3fn),
+      quantize_row(kHidden, pi05::kPrefixRows, pi05::kPrefixMlp, at::kFloat8_e4m3fn, false),
       quantize_row("vision 16384x4304", pi05::kVisionRows, pi05::kVisionMlp, at::kFloat8_e4m3fn),
       geglu_row(),
       geglu_backward_row(),

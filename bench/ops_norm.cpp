@@ -38,14 +38,15 @@ Sizes sizes_of(const NormShape& shape, const BenchContext& context) {
 
 /// Random tensors of one shape; parameters are [groups, width].
 struct Inputs {
-  Inputs(const NormShape& shape, const BenchContext& c) : context(c), sizes(sizes_of(shape, c)) {}
+  Inputs(const NormShape& shape, const BenchContext& c)
+      : context(c), sizes(sizes_of(shape, c)), adaptive(shape.groups > 1) {}
   at::Tensor rows() const { return context.randn({sizes.rows, sizes.width}); }
   at::Tensor parameter(double std = 1.0) const {
     return context.randn({sizes.groups, sizes.width}, at::kBFloat16, std);
   }
-  bool adaptive() const { return sizes.groups > 1; }
   const BenchContext& context;
   Sizes sizes;
+  bool adaptive;
 };
 
 std::optional<at::Tensor> maybe(const at::Tensor& t) {
@@ -73,7 +74,7 @@ at::Tensor library_add(const at::Tensor& h, const at::Tensor& branch, const at::
 Pair make_rms_norm(const NormShape& shape, const BenchContext& context) {
   const Inputs in(shape, context);
   const at::Tensor x = in.rows(), scale = in.parameter(0.1), weight = scale + 1;
-  const at::Tensor shift = in.adaptive() ? in.parameter() : at::Tensor();
+  const at::Tensor shift = in.adaptive ? in.parameter() : at::Tensor();
   Pair pair;
   pair.our_inputs = {x, scale};
   pair.library_inputs = {x, weight};
@@ -90,12 +91,12 @@ Pair make_add_rms_norm(const NormShape& shape, const BenchContext& context) {
   const Inputs in(shape, context);
   const at::Tensor h = in.rows(), branch = in.rows(), scale = in.parameter(0.1);
   const at::Tensor weight = scale + 1;
-  const at::Tensor gate = in.adaptive() ? in.parameter() : at::Tensor();
-  const at::Tensor shift = in.adaptive() ? in.parameter() : at::Tensor();
+  const at::Tensor gate = in.adaptive ? in.parameter() : at::Tensor();
+  const at::Tensor shift = in.adaptive ? in.parameter() : at::Tensor();
   Pair pair;
   pair.our_inputs = {h, branch, scale};
   pair.library_inputs = {h, branch, weight};
-  if (in.adaptive()) {
+  if (in.adaptive) {
     for (Tensors* inputs : {&pair.our_inputs, &pair.library_inputs})
       inputs->insert(inputs->end(), {gate, shift});
   }
@@ -108,6 +109,16 @@ Pair make_add_rms_norm(const NormShape& shape, const BenchContext& context) {
     const at::Tensor h_out = library_add(h, branch, gate);
     return Tensors{h_out, library_rms_norm(h_out, weight, shift)};
   };
+  return pair;
+}
+
+Pair make_add_gate(const NormShape& shape, const BenchContext& context) {
+  const Inputs in(shape, context);
+  const at::Tensor h = in.rows(), branch = in.rows(), gate = in.parameter();
+  Pair pair;
+  pair.our_inputs = pair.library_inputs = {h, branch, gate};
+  pair.ours = [=] { return Tensors{ops::add_gate(h, branch, gate)}; };
+  pair.library = [=] { return Tensors{library_add(h, branch, gate)}; };
   return pair;
 }
 
@@ -163,6 +174,8 @@ std::vector<OpRow> norm_rows() {
       {"add_rms_norm", kPrefix, make_add_rms_norm, 4, 4},
       // with a gate: also branch and dbranch
       {"add_rms_norm", kExpert, make_add_rms_norm, 4, 6},
+      // h branch out | dout branch dbranch, where dh is dout
+      {"add_gate", kExpert, make_add_gate, 3, 3},
       {"layer_norm", kVision, make_layer_norm, 2, 3},
       {"add_layer_norm", kVision, make_add_layer_norm, 4, 4},
   };

@@ -1,6 +1,6 @@
 // Positions, rows and embeddings.
-#include <ATen/core/grad_mode.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/embedding.h>
@@ -67,13 +67,13 @@ void add_rope(std::vector<OpRow>& rows, const char* shape, int64_t num_rows) {
   add_paired_rows(rows, op);
 }
 
-void add_permute(std::vector<OpRow>& rows) {
+void add_permute(std::vector<OpRow>& rows, const char* shape, int64_t full_rows, int64_t width) {
   PairedOp op;
   op.name = "permute_rows";
-  op.shape = "prefix 18304x2048";
-  op.make = [](const BenchContext& context) {
-    const int64_t num_rows = context.rows(pi05::kPrefixRows);
-    const at::Tensor x = context.randn({num_rows, context.width(pi05::kPrefixWidth)});
+  op.shape = shape;
+  op.make = [=](const BenchContext& context) {
+    const int64_t num_rows = context.rows(full_rows);
+    const at::Tensor x = context.randn({num_rows, context.width(width)});
     const at::Tensor index = at::randperm(num_rows, context.options(at::kLong));
     const at::Tensor inverse = index.argsort();
     Pair pair;
@@ -125,9 +125,15 @@ OpBench embedding_backward(const BenchContext& context) {
   OpBench op;
   op.bytes = 3 * e.row_bytes();  // dy; the rows of the gradient are read and written
   op.run = [=] { gradients({y}, {e.weight}, {dy}); };
-  op.library.emplace_back("aten dense", [=] {
-    at::embedding_dense_backward(dy * e.scale, e.ids, e.weight.size(0), -1, false);
-  });
+  const auto library = [=] {
+    return at::embedding_dense_backward(dy * e.scale, e.ids, e.weight.size(0), -1, false);
+  };
+  op.library.emplace_back("aten dense", [library] { library(); });
+  op.deviation = [=] {
+    grad_rows.zero_();  // runs add to it
+    gradients({y}, {e.weight}, {dy});
+    return deviation({grad_rows}, {library()});
+  };
   return op;
 }
 
@@ -137,7 +143,9 @@ std::vector<OpRow> position_rows() {
   std::vector<OpRow> rows;
   add_rope(rows, "prefix 18304x10x256", pi05::kPrefixRows);
   add_rope(rows, "expert 1600x10x256", pi05::kExpertRows);
-  add_permute(rows);
+  add_permute(rows, "prefix 18304x2048", pi05::kPrefixRows, pi05::kPrefixWidth);
+  // Keys or values of one layer of the expert's attention: those of the prefix and its own.
+  add_permute(rows, "joint 19904x256", pi05::kPrefixRows + pi05::kExpertRows, pi05::kHeadSize);
   rows.push_back({"embedding_rows fwd", kEmbeddingShape, embedding_forward});
   rows.push_back({"embedding_rows bwd", kEmbeddingShape, embedding_backward});
   return rows;

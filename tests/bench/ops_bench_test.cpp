@@ -7,16 +7,75 @@
 namespace longship::bench {
 namespace {
 
+/// Small enough for a CPU.
+const BenchContext kSmall{c10::Device(c10::kCPU), 1000, 16};
+
 TEST(OpsBench, EveryRowRunsOnASmallMachine) {
-  // Finds calls with wrong shapes without a GPU.
-  const BenchContext context{c10::Device(c10::kCPU), 1000, 16};
+  // Finds calls with wrong shapes or results without a GPU.
   for (const OpRow& row : all_op_rows()) {
     if (row.gpu_only) continue;
     SCOPED_TRACE(row.name + " " + row.shape);
-    const OpBench op = row.make(context);
+    const OpBench op = row.make(kSmall);
     EXPECT_GT(op.bytes, 0);
     for (int i = 0; i < 3; ++i) EXPECT_NO_THROW(op.run());
     for (const auto& [name, call] : op.library) EXPECT_NO_THROW(call()) << name;
+    if (!op.deviation) continue;
+    EXPECT_LE(op.deviation(), op.max_deviation);
+  }
+}
+
+struct Traffic {
+  const char *name, *shape;  // the shape's first words
+  double bytes;              // in kSmall
+};
+
+// Sizes in kSmall: 18304 prefix rows 18 (FP8: 32, vision's 16384 rows 16), 1600 expert rows 1 (50
+// for each of 1 group), 19904 joint rows 19, 1920 text rows 1; widths 2048, 16384, 1152, 4304,
+// 1024, 4096 and 256: 128, 1024, 80, 272, 64, 256 and 16.
+constexpr Traffic kTraffic[] = {
+    {"rms_norm fwd", "prefix", 2 * 18 * 128 * 2},
+    {"add_rms_norm fwd", "prefix", 4 * 18 * 128 * 2},
+    {"add_rms_norm bwd", "prefix", 4 * 18 * 128 * 2},
+    {"add_rms_norm fwd", "expert", 4 * 50 * 64 * 2},
+    {"add_rms_norm bwd", "expert", 6 * 50 * 64 * 2},
+    {"add_gate fwd", "expert", 3 * 50 * 64 * 2},
+    {"add_gate bwd", "expert", 3 * 50 * 64 * 2},
+    {"layer_norm fwd", "vision", 2 * 16 * 80 * 2},
+    {"layer_norm bwd", "vision", 3 * 16 * 80 * 2},
+    {"add_layer_norm fwd", "vision", 4 * 16 * 80 * 2},
+    {"add_layer_norm bwd", "vision", 4 * 16 * 80 * 2},
+    {"geglu fwd", "prefix", 3 * 18 * 1024 * 2},
+    {"geglu bwd", "prefix", 5 * 18 * 1024 * 2},
+    {"geglu bwd recompute", "prefix", 6 * 18 * 1024 * 2},
+    {"geglu bwd recompute", "expert", 6 * 256 * 2},
+    {"gelu_bias fwd", "vision", 2 * 16 * 272 * 2},
+    {"gelu_bias bwd", "vision", 3 * 16 * 272 * 2},
+    {"rope_qkv fwd", "prefix", 2 * 18 * 2560 * 2},  // heads are not made smaller
+    {"rope_qkv bwd", "expert", 2 * 2560 * 2},
+    {"permute_rows fwd", "joint", 2 * 19 * 16 * 2},
+    {"permute_rows bwd", "joint", 2 * 19 * 16 * 2},
+    {"embedding_rows fwd", "", 2 * 128 * 2},
+    {"embedding_rows bwd", "", 3 * 128 * 2},
+    {"flow_mix", "", 3 * 50 * 32 * 4},
+    {"flow_loss fwd", "", 50 * 32 * (2 + 4 + 4)},
+    {"flow_loss bwd", "", 50 * 32 * (2 + 4 + 4 + 2)},
+    {"fp8_quantize both", "prefix 18304x2048", 32 * 128 * (2 + 2)},
+    {"fp8_quantize both", "prefix hidden", 32 * 1024 * (2 + 2)},
+    {"fp8_quantize both current", "", 32 * 1024 * (4 + 2)},
+    {"fp8_geglu_quantize both", "", 32 * 1024 * (4 + 2)},
+    {"fp8_geglu_backward_quantize", "", 32 * 1024 * (6 + 4)},
+    {"fp8_refresh weight", "", 2 * 1024 * 128 * (4 + 2)},
+};
+
+TEST(OpsBench, BytesAreThoseOfTheOperatorsDescription) {
+  const std::vector<OpRow> rows = all_op_rows();
+  for (const Traffic& expected : kTraffic) {
+    SCOPED_TRACE(std::string(expected.name) + " " + expected.shape);
+    const auto row = std::find_if(rows.begin(), rows.end(), [&](const OpRow& r) {
+      return r.name == expected.name && r.shape.starts_with(expected.shape);
+    });
+    ASSERT_NE(row, rows.end());
+    EXPECT_EQ(row->make(kSmall).bytes, expected.bytes);
   }
 }
 

@@ -267,6 +267,27 @@ INSTANTIATE_TEST_SUITE_P(
         NameCase{"void longship::kernels::adamw_kernel(longship::kernels::AdamWArgs)",
                  KernelCategory::kOptimizer},
         NameCase{"void longship::kernels::grad_norm_partial(...)", KernelCategory::kOptimizer},
+        NameCase{"longship::kernels::(anonymous "
+                 "namespace)::norm_kernel(longship::kernels::AdamWNormArgs)",
+                 KernelCategory::kOptimizer},
+        NameCase{"longship::kernels::(anonymous "
+                 "namespace)::finish_kernel(longship::kernels::AdamWFinishArgs)",
+                 KernelCategory::kOptimizer},
+        NameCase{"longship::kernels::(anonymous "
+                 "namespace)::update_kernel(longship::kernels::AdamWUpdateArgs)",
+                 KernelCategory::kOptimizer},
+        NameCase{"longship::kernels::(anonymous "
+                 "namespace)::zero_rows_kernel(longship::kernels::AdamWTensor const*, "
+                 "longship::kernels::AdamWGrad const*, longship::kernels::AdamWChunk const*)",
+                 KernelCategory::kOptimizer},
+        NameCase{"longship::kernels::fp8::(anonymous namespace)::update_kernel(float*, long, int)",
+                 KernelCategory::kFp8Quantize},
+        NameCase{"void longship::kernels::(anonymous namespace)::add_gate_forward_kernel<float>("
+                 "longship::kernels::AddGateArgs, longship::kernels::RowPlan)",
+                 KernelCategory::kElementwise},
+        NameCase{"void longship::kernels::(anonymous namespace)::add_gate_backward_kernel<float>("
+                 "longship::kernels::AddGateBackwardArgs, longship::kernels::RowPlan, float*)",
+                 KernelCategory::kElementwise},
         NameCase{"void longship::kernels::quantize_kernel<__nv_bfloat16>(...)",
                  KernelCategory::kFp8Quantize},
         NameCase{"void longship::kernels::amax_partial<float>(...)", KernelCategory::kFp8Quantize},
