@@ -54,6 +54,13 @@ std::function<void()> in_turn(std::vector<std::function<void()>> calls) {
   return rotate<Call>(std::move(calls), [](const Call& call) { call(); });
 }
 
+std::function<void()> deferred(std::function<std::function<void()>()> make) {
+  return [make = std::move(make), call = std::function<void()>()]() mutable {
+    if (!call) call = make();
+    call();
+  };
+}
+
 Timer::Timer(c10::Device device, TimerOptions options) : device_(device), options_(options) {
   if (device.is_cpu()) return;
   const auto bytes = at::TensorOptions().device(device).dtype(at::kFloat);

@@ -75,6 +75,10 @@ std::function<void()> rotate(std::vector<Set> sets, std::function<void(const Set
 /// The same for calls that hold their inputs themselves.
 std::function<void()> in_turn(std::vector<std::function<void()>> calls);
 
+/// A call that is made when it is used first (in the warm-up), so that what a library refuses
+/// spoils only its own figure.
+std::function<void()> deferred(std::function<std::function<void()>()> make);
+
 struct TimerOptions {
   int warm_up = 10;
   int repeats = 50;

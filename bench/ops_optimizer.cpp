@@ -1,12 +1,12 @@
-// The optimizer's step over all trained parameters: norm, clip, AdamW with fp32 masters.
-#include <ATen/ops/_foreach_copy.h>
+// The optimizer: norm and update over the tensors of four layers of the language model, and over
+// its token embedding, of which a step touches few rows.
 #include <ATen/ops/_foreach_norm.h>
 #include <ATen/ops/_fused_adamw.h>
-#include <ATen/ops/empty_like.h>
-#include <ATen/ops/linalg_vector_norm.h>
-#include <ATen/ops/ones.h>
-#include <ATen/ops/stack.h>
-#include <ATen/ops/zeros_like.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
+
+#include <memory>
 
 #include "bench/families.h"
 #include "bench/pi05_shapes.h"
@@ -15,89 +15,123 @@
 namespace longship::bench {
 namespace {
 
-constexpr int64_t kTensors = 812;
-constexpr double kLr = 2.5e-5;
+constexpr int kLayers = 4;
+// One row in so many of the embedding has ever had a gradient.
+constexpr int64_t kRowsPerTouched = 64;
+constexpr double kNormBytes = 2, kUpdateBytes = 28;  // per element, bf16 weights and gradients
 
-struct State {
-  std::vector<at::Tensor> masters, weights, gradients, exp_avg, exp_avg_sq;
-};
-
-State make_state(const BenchContext& context) {
-  const int64_t size = context.rows(pi05::kTrainedParameters) / kTensors;
-  State state;
-  for (int64_t i = 0; i < kTensors; ++i) {
-    state.masters.push_back(context.randn({size}, at::kFloat, 0.02));
-    state.weights.push_back(state.masters.back().to(at::kBFloat16));
-    state.gradients.push_back(context.randn({size}, at::kBFloat16, 1e-3));
-    state.exp_avg.push_back(at::zeros_like(state.masters.back()));
-    state.exp_avg_sq.push_back(at::zeros_like(state.masters.back()));
-  }
-  return state;
-}
-
-std::function<void()> our_step(const State& state) {
+/// Tensors, their gradients, and an optimizer that has its scalars for every step.
+struct Problem {
   std::vector<ops::AdamWTensor> tensors;
-  for (size_t i = 0; i < state.masters.size(); ++i) {
-    ops::AdamWTensor& t = tensors.emplace_back();
-    t.master = state.masters[i];
-    t.param = state.weights[i];
-    t.exp_avg = state.exp_avg[i];
-    t.exp_avg_sq = state.exp_avg_sq[i];
+  std::vector<at::Tensor> grads;
+  std::unique_ptr<ops::FusedAdamW> optimizer;
+  int64_t num_updates = 0;
+
+  double num_elements() const {
+    double n = 0;
+    for (const ops::AdamWTensor& t : tensors) n += static_cast<double>(t.master.numel());
+    return n;
   }
-  ops::AdamWHyper hyper;
-  hyper.max_norm = 1.0;
-  const std::shared_ptr<ops::FusedAdamW> optimizer =
-      ops::FusedAdamW::create(std::move(tensors), hyper);
-  optimizer->bind_grads(state.gradients);
-  return [optimizer, num_updates = int64_t{0}]() mutable {
-    const auto rates = [](int64_t n) {
-      ops::AdamWRates r;
-      r.num_updates = n;
-      r.groups = {{kLr, 0.01}};
-      return r;
-    };
+  void make() {
+    ops::AdamWHyper hyper;
+    hyper.max_norm = 1.0;
+    optimizer = ops::FusedAdamW::create(tensors, hyper);
+    optimizer->bind_grads(grads);
+  }
+  void step() {
+    const auto rates = [](int64_t n) { return ops::AdamWRates{n, {{2.5e-5, 1e-10}}}; };
     optimizer->upload_scalars(rates(num_updates), rates(num_updates + 1));
     optimizer->step();
     ++num_updates;
-  };
+  }
+};
+
+ops::AdamWTensor tensor_of(const at::Tensor& master) {
+  ops::AdamWTensor t;
+  t.master = master;
+  t.param = master.to(at::kBFloat16);
+  t.exp_avg = at::zeros(master.sizes(), master.options());
+  t.exp_avg_sq = at::zeros(master.sizes(), master.options());
+  return t;
 }
 
-/// What the community runs: fp32 gradients, multi-tensor norm, the fused kernel with the clip
-/// factor as its gradient scale, and a cast into the bf16 weights.
-std::function<void()> library_step(const State& state, const BenchContext& context) {
-  std::vector<at::Tensor> gradients, steps;
-  for (const at::Tensor& g : state.gradients) {
-    gradients.push_back(g.to(at::kFloat));
-    steps.push_back(at::zeros({}, context.options(at::kFloat)));
+std::shared_ptr<Problem> layers(const BenchContext& context) {
+  const int64_t width = context.width(pi05::kPrefixWidth), mlp = context.width(pi05::kPrefixMlp);
+  const int64_t qkv = context.width(pi05::kPrefixQkv);
+  auto problem = std::make_shared<Problem>();
+  for (int layer = 0; layer < kLayers; ++layer) {
+    for (const std::vector<int64_t>& sizes : std::vector<std::vector<int64_t>>{
+             {qkv, width}, {width, width}, {mlp, width}, {mlp, width}, {width, mlp}, {width}}) {
+      problem->tensors.push_back(tensor_of(context.randn(sizes, at::kFloat)));
+      problem->grads.push_back(context.randn(sizes, at::kBFloat16));
+    }
   }
-  const at::Tensor no_inf = at::zeros({}, context.options(at::kFloat));
-  const bool clip = context.device.is_cuda();
-  return [=] {
-    const at::Tensor norm = at::linalg_vector_norm(at::stack(at::_foreach_norm(gradients)));
-    // The kernel divides gradients by grad_scale.
-    const at::Tensor scale = norm.add(1e-6).clamp_min(1.0);
-    at::_fused_adamw_(state.masters, gradients, state.exp_avg, state.exp_avg_sq, {}, steps, kLr,
-                      0.9, 0.95, 0.01, 1e-8, false, false,
-                      clip ? std::optional(scale) : std::nullopt,
-                      clip ? std::optional(no_inf) : std::nullopt);
-    at::_foreach_copy_(state.weights, state.masters);
-  };
+  problem->make();
+  return problem;
+}
+
+OpBench norm(const BenchContext& context) {
+  const auto problem = layers(context);
+  OpBench op;
+  op.bytes = kNormBytes * problem->num_elements();
+  op.run = [problem] { problem->optimizer->norm(); };
+  op.library.emplace_back("aten", [problem] { at::_foreach_norm(problem->grads, 2); });
+  return op;
+}
+
+OpBench step(const BenchContext& context) {
+  const auto problem = layers(context);
+  OpBench op;
+  op.bytes = (kNormBytes + kUpdateBytes) * problem->num_elements();
+  op.run = [problem] { problem->step(); };
+  // The library updates fp32 weights from fp32 gradients: 4 bytes of norm and 28 of update.
+  op.library.emplace_back("aten fp32", deferred([problem, context] {
+                            std::vector<at::Tensor> p, g, m, v, steps;
+                            for (size_t i = 0; i < problem->tensors.size(); ++i) {
+                              p.push_back(problem->tensors[i].master);
+                              g.push_back(problem->grads[i].to(at::kFloat));
+                              m.push_back(problem->tensors[i].exp_avg);
+                              v.push_back(problem->tensors[i].exp_avg_sq);
+                              steps.push_back(at::full({}, 1.0, context.options(at::kFloat)));
+                            }
+                            return [p, g, m, v, steps] {
+                              at::_foreach_norm(g, 2);
+                              at::_fused_adamw_(p, g, m, v, {}, steps, 2.5e-5, 0.9, 0.95, 1e-10,
+                                                1e-8, false, false);
+                            };
+                          }));
+  return op;
+}
+
+OpBench row_sparse_step(const BenchContext& context) {
+  const int64_t rows = context.rows(pi05::kVocabulary);
+  const int64_t width = context.width(pi05::kPrefixWidth);
+  auto problem = std::make_shared<Problem>();
+  ops::AdamWTensor t = tensor_of(context.randn({rows, width}, at::kFloat));
+  t.row_flags =
+      at::arange(rows, context.options(at::kLong)).remainder(kRowsPerTouched).eq(0).to(at::kByte);
+  t.row_grad =
+      context.randn({rows, width}, at::kBFloat16).mul(t.row_flags.to(at::kBFloat16).unsqueeze(1));
+  problem->tensors.push_back(std::move(t));
+  problem->grads.resize(1);
+  problem->make();
+  const auto touched = static_cast<double>((rows + kRowsPerTouched - 1) / kRowsPerTouched * width);
+  OpBench op;
+  // The gradient rows are zeroed: 2 more. Every step after the first finds zeros there, which takes
+  // the same time.
+  op.bytes = (kNormBytes + kUpdateBytes + 2) * touched + 2 * static_cast<double>(rows);
+  op.run = [problem] { problem->step(); };
+  return op;
 }
 
 }  // namespace
 
 std::vector<OpRow> optimizer_rows() {
-  return {{"adamw step", "3.35 G parameters", [](const BenchContext& context) {
-             const State state = make_state(context);
-             const auto parameters = static_cast<double>(kTensors * state.masters[0].numel());
-             OpBench op;
-             // Norm: the gradient. Update: gradient, master, two moments; writes three and the
-             // weight.
-             op.bytes = parameters * (2 + 2 + 3 * 4 + 3 * 4 + 2);
-             op.run = our_step(state);
-             op.library.emplace_back("aten fused fp32", library_step(state, context));
-             return op;
-           }}};
+  return {
+      {"adamw norm", "4 layers, 0.44 G bf16", norm},
+      {"adamw norm+update", "4 layers, 0.44 G bf16", step},
+      {"adamw norm+update", "embedding 257152x2048, 1/64 of the rows", row_sparse_step},
+  };
 }
 
 }  // namespace longship::bench

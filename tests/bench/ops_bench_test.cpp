@@ -17,6 +17,9 @@ TEST(OpsBench, EveryRowRunsOnASmallMachine) {
     SCOPED_TRACE(row.name + " " + row.shape);
     const OpBench op = row.make(kSmall);
     EXPECT_GT(op.bytes, 0);
+    if (op.deviation) {
+      EXPECT_LE(op.deviation(), op.max_deviation);
+    }
     for (int i = 0; i < 3; ++i) EXPECT_NO_THROW(op.run());
     for (const auto& [name, call] : op.library) EXPECT_NO_THROW(call()) << name;
     if (!op.deviation) continue;
