@@ -145,21 +145,22 @@ nlohmann::json memory_report_json(const MemoryReport& report) {
     components[c.name] = c.bytes;
     if (c.host_bytes > 0) host[c.name] = c.host_bytes;
   }
-  nlohmann::json json = {{"components_bytes", components},
-                         {"host_bytes", host},
-                         {"named_bytes", report.named_bytes},
-                         {"activations_peak_bytes", report.activations_peak},
-                         {"allocator_bytes", nullptr}};
+  nlohmann::json json = {{"unit", "bytes"},
+                         {"components", components},
+                         {"host", host},
+                         {"named", report.named_bytes},
+                         {"activations_peak", report.activations_peak},
+                         {"allocator", nullptr}};
   if (report.allocator.has_value()) {
     const AllocatorMemory& a = *report.allocator;
-    json["allocator_bytes"] = {{"allocated", a.allocated},
-                               {"allocated_peak", a.allocated_peak},
-                               {"reserved", a.reserved},
-                               {"reserved_peak", a.reserved_peak},
-                               {"graph_pool_reserved", a.graph_pool_reserved},
-                               {"graph_pool_idle", a.graph_pool_idle},
-                               {"device_total", a.device_total},
-                               {"device_free", a.device_free}};
+    json["allocator"] = {{"allocated", a.allocated},
+                         {"allocated_peak", a.allocated_peak},
+                         {"reserved", a.reserved},
+                         {"reserved_peak", a.reserved_peak},
+                         {"graph_pool_reserved", a.graph_pool_reserved},
+                         {"graph_pool_idle", a.graph_pool_idle},
+                         {"device_total", a.device_total},
+                         {"device_free", a.device_free}};
     json["graph_pools"] = a.graph_pools;
     json["allocation_retries"] = a.allocation_retries;
     json["out_of_memory"] = a.out_of_memory;

@@ -55,7 +55,9 @@ std::optional<AllocatorMemory> allocator_memory(c10::Device device);
 /// Peaks start anew from what is allocated now. Nothing on a CPU.
 void reset_peak_memory(c10::Device device);
 
-/// {"components": {name: bytes}, "named", "activations_peak", "allocator": {...} or null}.
+/// {"unit": "bytes", "components": {name: n}, "host": {name: n}, "named", "activations_peak",
+/// "allocator": {"allocated", "allocated_peak", "reserved", "reserved_peak", ...} or null}, and
+/// counts beside it where there is an allocator.
 nlohmann::json memory_report_json(const MemoryReport& report);
 /// A table for a person.
 std::string memory_report_text(const MemoryReport& report);

@@ -74,9 +74,9 @@ TEST(MemoryReport, JsonAndText) {
   const MemoryReport report =
       memory_report(std::vector<TensorGroup>{{"exp_avg", {at::zeros({256})}}}, kCpu);
   const nlohmann::json json = memory_report_json(report);
-  EXPECT_EQ(json["components_bytes"]["exp_avg"], 1024);
-  EXPECT_EQ(json["named_bytes"], 1024);
-  EXPECT_TRUE(json["allocator_bytes"].is_null());
+  EXPECT_EQ(json["components"]["exp_avg"], 1024);
+  EXPECT_EQ(json["named"], 1024);
+  EXPECT_TRUE(json["allocator"].is_null());
   EXPECT_THAT(memory_report_text(report), ::testing::HasSubstr("exp_avg"));
 }
 
