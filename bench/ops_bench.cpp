@@ -7,7 +7,6 @@
 #include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/sum.h>
-#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
@@ -17,6 +16,7 @@
 
 #include "base/error.h"
 #include "base/strings.h"
+#include "runtime/stream.h"
 
 namespace longship::bench {
 namespace {
@@ -36,10 +36,6 @@ std::optional<double> deviation_of(const OpBench& op) {
   } catch (const c10::Error&) {  // one side was refused, which its measurement will show
     return std::nullopt;
   }
-}
-
-void release_memory(c10::Device device) {
-  if (!device.is_cpu()) c10::getDeviceAllocator(device.type())->emptyCache();
 }
 
 }  // namespace
@@ -163,7 +159,7 @@ OpResult measure_row(const OpRow& row, const BenchContext& context, Timer& timer
   } catch (const std::exception& e) {  // the other rows are still worth their time
     result.error = first_line(e.what());
   }
-  release_memory(context.device);
+  runtime::release_cached_memory();
   return result;
 }
 

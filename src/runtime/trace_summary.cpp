@@ -183,8 +183,12 @@ std::vector<int64_t> device_step_boundaries(std::span<const DeviceEvent> events,
   const size_t num_steps = host_marks_ns.size() - 1;
   std::vector<int64_t> boundaries(host_marks_ns.begin(), host_marks_ns.end());
   std::vector<bool> found(num_steps + 1, false);
+  // The device runs behind the host, so its own times stand in only where no launch was seen at
+  // all.
+  const bool any_launch = std::any_of(events.begin(), events.end(),
+                                      [](const DeviceEvent& e) { return e.launch_ns != 0; });
   for (const DeviceEvent& event : events) {
-    const int64_t launch = event.launch_ns != 0 ? event.launch_ns : event.start_ns;
+    const int64_t launch = any_launch ? event.launch_ns : event.start_ns;
     const auto next = std::upper_bound(host_marks_ns.begin(), host_marks_ns.end(), launch);
     if (next == host_marks_ns.begin() || next == host_marks_ns.end()) continue;
     const auto step = static_cast<size_t>(next - host_marks_ns.begin()) - 1;

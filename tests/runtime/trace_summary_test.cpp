@@ -154,6 +154,10 @@ TEST(TraceSummary, BoundariesFromHostMarks) {
   const std::vector<int64_t> marks = {5 * kUs, 20 * kUs, 30 * kUs};
   EXPECT_EQ(device_step_boundaries(events, marks),
             (std::vector<int64_t>{1000 * kUs, 1200 * kUs, 1340 * kUs}));
+  // An event whose launch was not seen moves no boundary.
+  std::vector<DeviceEvent> more = events;
+  more.push_back(kernel("unknown", 25, 1));
+  EXPECT_EQ(device_step_boundaries(more, marks), device_step_boundaries(events, marks));
   // Without marks: everything is one step.
   EXPECT_EQ(device_step_boundaries(events, {}), (std::vector<int64_t>{1000 * kUs, 1340 * kUs}));
   EXPECT_EQ(device_step_boundaries({}, marks), marks);
