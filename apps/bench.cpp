@@ -101,6 +101,9 @@ void add_recipe(CLI::App& command, Options& options) {
   command.add_option("--synthetic", options.bench.synthetic_tokens,
                      "Random batches with this many text tokens per sample; the dataset is not "
                      "opened");
+  command.add_flag("--preload", options.bench.preload,
+                   "Make the dataset's batches before the clock starts: what remains is the step "
+                   "without the data path");
   command.add_option("--images", options.bench.synthetic_images,
                      "Pictures per sample of random batches");
 }

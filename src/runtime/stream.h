@@ -25,6 +25,7 @@ class Stream {
   friend class StreamScope;
   friend class Event;
   friend class CapturedGraph;
+  friend class PoolScope;
   struct Impl;
   std::shared_ptr<Impl> impl_;
 };
@@ -64,14 +65,34 @@ class Event {
   std::unique_ptr<Impl> impl_;
 };
 
-/// Memory that several graphs may use one after the other.
+/// Device memory apart from the rest, that several graphs, and eager work between them, use one
+/// after the other on one stream.
 class GraphPool {
  public:
-  GraphPool();
-  std::pair<uint64_t, uint64_t> id() const { return id_; }
+  /// Nothing for a CPU device.
+  explicit GraphPool(c10::Device device);
+  ~GraphPool();
+  GraphPool(const GraphPool&) = delete;
+  GraphPool& operator=(const GraphPool&) = delete;
 
  private:
+  friend class CapturedGraph;
+  friend class PoolScope;
+  c10::Device device_;
   std::pair<uint64_t, uint64_t> id_{0, 0};
+};
+
+/// What is allocated for `stream` while this lives comes from `pool`: an eager step then works in
+/// the memory of the graphs, which are idle meanwhile, instead of beside it.
+class PoolScope {
+ public:
+  PoolScope(const GraphPool& pool, const Stream& stream);
+  ~PoolScope();
+  PoolScope(const PoolScope&) = delete;
+  PoolScope& operator=(const PoolScope&) = delete;
+
+ private:
+  const GraphPool& pool_;
 };
 
 /// A piece of device work, recorded once and replayed with one launch. Everything it touches must

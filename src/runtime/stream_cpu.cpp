@@ -31,7 +31,12 @@ double Event::ms_since(const Event&) const {
   throw InternalError("this build has no CUDA: there are no timed events");
 }
 
-GraphPool::GraphPool() = default;
+GraphPool::GraphPool(c10::Device device) : device_(device) {}
+GraphPool::~GraphPool() = default;
+PoolScope::PoolScope(const GraphPool& pool, const Stream&) : pool_(pool) {}
+PoolScope::~PoolScope() {
+  static_cast<void>(pool_);
+}
 
 CapturedGraph::CapturedGraph() = default;
 CapturedGraph::~CapturedGraph() = default;

@@ -1,3 +1,4 @@
+#include <ATen/Context.h>
 #include <ATen/cuda/CUDAContext.h>
 #include <ATen/cuda/CUDAEvent.h>
 #include <ATen/cuda/CUDAGraph.h>
@@ -12,6 +13,13 @@
 #include "runtime/stream.h"
 
 namespace longship::runtime {
+namespace {
+
+c10::DeviceIndex index_of(c10::Device device) {
+  return device.has_index() ? device.index() : c10::DeviceIndex{0};
+}
+
+}  // namespace
 
 struct Stream::Impl {
   c10::cuda::CUDAStream stream;
@@ -72,7 +80,29 @@ double Event::ms_since(const Event& start) const {
   return static_cast<double>(start.impl_->event.elapsed_time(impl_->event));
 }
 
-GraphPool::GraphPool() : id_(at::cuda::graph_pool_handle()) {}
+GraphPool::GraphPool(c10::Device device) : device_(device) {
+  if (!device.is_cuda()) return;
+  at::globalContext().lazyInitDevice(c10::DeviceType::CUDA);  // the allocator has no device before
+  id_ = at::cuda::graph_pool_handle();
+  c10::cuda::CUDACachingAllocator::createOrIncrefPool(index_of(device), id_);
+}
+
+GraphPool::~GraphPool() {
+  if (device_.is_cuda()) c10::cuda::CUDACachingAllocator::releasePool(index_of(device_), id_);
+}
+
+PoolScope::PoolScope(const GraphPool& pool, const Stream& stream) : pool_(pool) {
+  if (!stream.impl_) return;
+  c10::cuda::CUDACachingAllocator::beginAllocateToPool(
+      index_of(pool.device_), pool.id_,
+      [own = stream.impl_->stream.stream()](cudaStream_t other) { return other == own; });
+}
+
+PoolScope::~PoolScope() {
+  if (!pool_.device_.is_cuda()) return;
+  c10::cuda::CUDACachingAllocator::endAllocateToPool(index_of(pool_.device_), pool_.id_);
+  c10::cuda::CUDACachingAllocator::releasePool(index_of(pool_.device_), pool_.id_);
+}
 
 CapturedGraph::CapturedGraph() : impl_(std::make_unique<Impl>()) {}
 CapturedGraph::~CapturedGraph() = default;
@@ -82,7 +112,7 @@ void CapturedGraph::capture(const Stream& stream, const GraphPool& pool,
   LS_CHECK(stream.impl_ != nullptr, InternalError, "a graph can be captured on a CUDA stream only");
   const StreamScope scope(stream);
   stream.synchronize();
-  impl_->graph.capture_begin(pool.id(), cudaStreamCaptureModeThreadLocal);
+  impl_->graph.capture_begin(pool.id_, cudaStreamCaptureModeThreadLocal);
   std::exception_ptr fault;
   try {
     work();

@@ -60,11 +60,19 @@ class Source {
         split.train_ids, static_cast<uint64_t>(recipe.train.seed), recipe.train.global_batch);
     feed_ = std::make_unique<BatchFeed>(recipe, *dataset_, *transform_, policy, *stream_, pin_, 0,
                                         total_steps);
+    if (!options.preload) return;
+    for (int64_t i = 0; i < total_steps; ++i) preloaded_.push_back(feed_->next_step());
+    feed_.reset();
   }
 
   Batches next() {
     if (feed_) return feed_->next_step();
     Batches out;
+    if (!preloaded_.empty()) {
+      out = std::move(preloaded_.front());
+      preloaded_.pop_front();
+      return out;
+    }
     for (int64_t m = 0; m < recipe_.train.num_micro(); ++m) {
       out.push_back(made_[turn_++ % made_.size()]->clone());
     }
@@ -77,6 +85,7 @@ class Source {
   const models::Policy& policy_;
   bool pin_;
   Batches made_;
+  std::deque<Batches> preloaded_;
   size_t turn_ = 0;
   std::shared_ptr<const data::Dataset> dataset_;
   std::unique_ptr<models::Transform> transform_;
@@ -111,10 +120,13 @@ class Bench {
  public:
   Bench(const Recipe& recipe, std::shared_ptr<const data::Dataset> dataset,
         const BenchOptions& options)
-      : recipe_(recipe), options_(options), device_(runtime::parse_device(recipe.train.device)) {
+      : recipe_(recipe),
+        options_(options),
+        device_(runtime::parse_device(recipe.train.device)),
+        schedule_(recipe.optim.schedule, recipe.optim.lr, recipe.train.steps) {
     apply_library_settings(recipe);
-    start_ = Clock::now();
     if (options.profile_steps > 0) runtime::Profiler::prepare_for_graphs();
+    start_ = Clock::now();
     runtime::reset_peak_memory(device_);
     assembly_ = assemble(recipe, device_, initial_weights(recipe));
     total_ = options.warmup + options.steps + options.profile_steps;
@@ -134,6 +146,7 @@ class Bench {
   const Recipe& recipe_;
   const BenchOptions& options_;
   at::Device device_;
+  Schedule schedule_;
   Assembly assembly_;
   std::unique_ptr<Source> source_;
   Clock::time_point start_;
@@ -153,8 +166,12 @@ void Bench::submit() {
     cost_.executed += one.executed;
     cost_.reference += one.reference;
   }
-  const UpdateScalars scalars{recipe_.optim.lr, recipe_.optim.weight_decay};
-  assembly_.engine->submit(next_++, std::move(micro), num_updates_, scalars, scalars);
+  const auto scalars = [&](int64_t updates) {
+    return UpdateScalars{schedule_.lr(updates),
+                         recipe_.optim.weight_decay_ramp.value(recipe_.optim.weight_decay, updates)};
+  };
+  assembly_.engine->submit(next_++, std::move(micro), num_updates_, scalars(num_updates_),
+                           scalars(num_updates_ + 1));
 }
 
 void Bench::take(int64_t leave_in_flight) {

@@ -20,6 +20,7 @@ struct BenchOptions {
   /// Random batches with this many text tokens per sample instead of the recipe's dataset.
   std::optional<int64_t> synthetic_tokens;
   int64_t synthetic_images = 2;  // pictures per sample of a random batch
+  bool preload = false;          // the dataset's batches are made before the clock starts
   std::filesystem::path trace;   // Chrome trace of the profiled steps; empty: none
 };
 

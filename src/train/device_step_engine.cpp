@@ -49,7 +49,10 @@ class DeviceStepEngine : public StepEngine {
         optimizer_(optimizer),
         options_(options),
         compute_(runtime::Stream::make(options.device, true)),
-        copy_(runtime::Stream::make(options.device)) {}
+        copy_(runtime::Stream::make(options.device)),
+        pool_(options.device) {
+    runtime::synchronize(options.device);  // weights were made on another stream
+  }
   ~DeviceStepEngine() override {
     copy_.synchronize();
     compute_.synchronize();
@@ -131,8 +134,6 @@ void DeviceStepEngine::capture(Plan& plan, const std::function<void()>& work) {
   if (facts_.captures > 0) {
     log::warn("a step of a new shape is captured ({} graphs so far)", facts_.captures);
   }
-  // What the eager step left in the allocator's cache would stand beside the graph's own memory.
-  runtime::release_cached_memory();
   plan.graph = std::make_unique<runtime::CapturedGraph>();
   plan.graph->capture(compute_, pool_, work);
   ++facts_.captures;
@@ -217,7 +218,10 @@ void DeviceStepEngine::submit(int64_t step, Batches micro, int64_t num_updates,
   optimizer_.upload_scalars({num_updates, now.lr, now.weight_decay},
                             {num_updates + 1, next.lr, next.weight_decay});
   Plan& plan = plan_for(pending.batches);
-  if (options_.graph == GraphMode::kNone || !plan.ran) {
+  if (options_.graph == GraphMode::kNone) {
+    run_eagerly(pending.batches);
+  } else if (!plan.ran) {
+    const runtime::PoolScope in_pool(pool_, compute_);
     run_eagerly(pending.batches);
     plan.ran = true;
   } else {

@@ -1,5 +1,6 @@
 #include "nn/recompute.h"
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/randn.h>
 

@@ -41,12 +41,14 @@ at::Tensor unpadded(const at::Tensor& y, const PrefixLayout& layout) {
 
 }  // namespace
 
-void Pi05Model::prepare(Pi05Batch& batch) const {
+void Pi05Model::prepare(Pi05Batch& batch, bool to_buckets) const {
   if (batch.layout) return;
   LS_CHECK(batch.token_ids.is_cpu(), InternalError, "pi05: prepare() works on host batches");
   int64_t rows = batch.token_ids.size(0);
-  if (pad_text_) rows = std::max(rows, batch.size() * sizes_.token_limit);
-  rows = (rows + token_bucket_ - 1) / token_bucket_ * token_bucket_;
+  if (to_buckets) {
+    if (pad_text_) rows = std::max(rows, batch.size() * sizes_.token_limit);
+    rows = (rows + token_bucket_ - 1) / token_bucket_ * token_bucket_;
+  }
   const int64_t missing = rows - batch.token_ids.size(0);
   if (missing > 0) {
     batch.token_ids =

@@ -90,8 +90,8 @@ class Pi05Model : public nn::Module {
   at::Tensor integrate(const PrefixCache& cache, const PrefixLayout& layout,
                        const at::Tensor& state, const at::Tensor& noise) const;
 
-  /// Completes batch.layout (host tensors) and pads its text rows to the bucket.
-  void prepare(Pi05Batch& batch) const;
+  /// Completes batch.layout (host tensors) and, `to_buckets`, pads its text rows.
+  void prepare(Pi05Batch& batch, bool to_buckets) const;
   /// The layout of a prepared batch; for others one is made, on the batch's device. Also makes the
   /// rotation table long enough, so call it outside a capture before the first capture.
   PrefixLayout layout(const Pi05Batch& batch) const;

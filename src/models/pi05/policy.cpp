@@ -57,7 +57,7 @@ void Pi05Policy::initialise(uint64_t seed, const PreciseSink& sink) {
 
 void Pi05Policy::prepare(Batch& batch, const DrawKey& key) const {
   Pi05Batch& own = pi05_batch(batch);
-  model_.prepare(own);
+  model_.prepare(own, true);
   if (!own.noise.defined()) {
     own.noise = draw_noise(key.seed, RngStream::kNoise, key.step, own.sample_ids,
                            own.actions.size(1), model_.sizes().max_action_dim, at::kCPU);
@@ -69,7 +69,7 @@ void Pi05Policy::prepare(Batch& batch, const DrawKey& key) const {
 
 void Pi05Policy::prepare_sampling(Batch& batch, const DrawKey& key) const {
   Pi05Batch& own = pi05_batch(batch);
-  model_.prepare(own);
+  model_.prepare(own, false);  // one observation without padding rows is dense
   if (own.noise.defined()) return;
   own.noise = draw_noise(key.seed, RngStream::kSample, key.step, own.sample_ids,
                          model_.config().horizon(), model_.sizes().max_action_dim, at::kCPU);
