@@ -30,10 +30,9 @@ int run(const Options& options) {
   log::init(log::Level::kInfo);
   const train::Recipe recipe =
       train::load_recipe(options.config, options.overrides, &models::find_family);
-  const auto dataset =
-      options.batch.synthetic_tokens ? nullptr : train::open_dataset(recipe);
-  const auto table = train::calibrate(recipe, dataset, options.batch, options.calibrate,
-                                      &models::find_family);
+  const auto dataset = options.batch.synthetic_tokens ? nullptr : train::open_dataset(recipe);
+  const auto table =
+      train::calibrate(recipe, dataset, options.batch, options.calibrate, &models::find_family);
   write_file_atomic(options.out, table.dump(1) + "\n");
   fmt::print("{}{}: use it with train.fp8={}\n", train::calibration_text(table), options.out,
              options.out);

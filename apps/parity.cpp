@@ -44,8 +44,8 @@ models::ParityOptions parse_options(const Arguments& arguments) {
   models::ParityOptions options;
   options.dtype = arguments.dtype == "bf16" ? at::kBFloat16 : at::kFloat;
   options.device = runtime::parse_device(arguments.device);
-  const bool fused = arguments.operators == "fused" ||
-                     (arguments.operators == "auto" && options.device.is_cuda());
+  const bool fused =
+      arguments.operators == "fused" || (arguments.operators == "auto" && options.device.is_cuda());
   if (fused) {
     options.fused = {.norms = true,
                      .activations = true,
@@ -119,8 +119,9 @@ void add_parity_command(CLI::App& app, std::function<int()>& action) {
   command->add_option("DIR", arguments->folders, "case folders (with case.json)")->required();
   command->add_option("--json", arguments->json,
                       "also write the result as JSON to a file, or - for standard output");
-  command->add_option("--operators", arguments->operators,
-                      "auto: the fused operators on CUDA, the plain ones on the CPU; fused; plain")
+  command
+      ->add_option("--operators", arguments->operators,
+                   "auto: the fused operators on CUDA, the plain ones on the CPU; fused; plain")
       ->check(CLI::IsMember({"auto", "fused", "plain"}));
   command->add_option("--device", arguments->device,
                       "cpu, cuda or cuda:N; fp32 on cuda gets ten times the tolerances");

@@ -201,7 +201,7 @@ struct BuildOptions {
       true;  // random weights from `seed`; false: initialise() or load_weights() follow
   uint64_t seed = 0;
   std::optional<nn::Fp8Options> fp8 = std::nullopt;  // products in FP8
-  nn::Fused fused = {};                     // operators to use
+  nn::Fused fused = {};                              // operators to use
   std::vector<std::string> recompute = {};  // units whose activations are computed again, see plan
   int64_t token_bucket = 1;                 // text rows of a batch are padded to a multiple of it
   bool pad_text = false;                    // text padded to the token limit, as the references do

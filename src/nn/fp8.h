@@ -67,7 +67,7 @@ class Fp8Layers {
   /// storage already. `name` is remembered either way, see candidates().
   const Fp8Linear* linear(const std::string& name, at::TensorList weights);
   const Fp8GatedMlp* gated_mlp(const std::string& name, const at::Tensor& gate,
-                                        const at::Tensor& up, const at::Tensor& down);
+                               const at::Tensor& up, const at::Tensor& down);
   /// After the last site. Throws ConfigError for a pattern that matched no layer.
   void create(at::Device device);
 

@@ -3,10 +3,10 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "nn/fp8.h"
 #include "nn/fused.h"
 #include "nn/linear.h"
 #include "nn/module.h"
-#include "nn/fp8.h"
 
 namespace longship::nn {
 

@@ -57,8 +57,7 @@ Normed add_rms_norm(const at::Tensor& h, const at::Tensor& branch, const at::Ten
                     const at::Tensor& scale, const at::Tensor& shift, double eps, bool fused) {
   Normed out;
   if (fused) {
-    std::tie(out.h, out.y) =
-        ops::add_rms_norm(h, branch, given(gate), scale, given(shift), eps);
+    std::tie(out.h, out.y) = ops::add_rms_norm(h, branch, given(gate), scale, given(shift), eps);
     return out;
   }
   out.h = add_branch(h, branch, gate);
@@ -79,8 +78,7 @@ Normed add_layer_norm(const at::Tensor& h, const at::Tensor& branch, const at::T
                       const at::Tensor& weight, const at::Tensor& bias, double eps, bool fused) {
   Normed out;
   if (fused) {
-    std::tie(out.h, out.y) =
-        ops::add_layer_norm(h, branch, given(branch_bias), weight, bias, eps);
+    std::tie(out.h, out.y) = ops::add_layer_norm(h, branch, given(branch_bias), weight, bias, eps);
     return out;
   }
   out.h = h + (branch_bias.defined() ? branch + branch_bias.to(branch.scalar_type()) : branch);

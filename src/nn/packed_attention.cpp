@@ -43,8 +43,9 @@ at::Tensor last(const at::Tensor& cu) {
   return cu.narrow(0, cu.size(0) - 1, 1);
 }
 
-// The library's varlen kernels leave rows behind the last sample as they found the memory; here they
-// are zero, in the result and in the gradients. Saved: q, k, v, the result, the softmax statistics.
+// The library's varlen kernels leave rows behind the last sample as they found the memory; here
+// they are zero, in the result and in the gradients. Saved: q, k, v, the result, the softmax
+// statistics.
 class VarlenAttention : public torch::autograd::Function<VarlenAttention> {
  public:
   static Variable forward(AutogradContext* ctx, const Variable& q, const Variable& k,

@@ -68,16 +68,15 @@ Normed SiglipLayer::forward(const Normed& x, const LayerNorm& next,
                           norm.bias, norm.eps(), fused.norms);
   };
   // Fused: the bias of a branch's last product is added together with the residual.
-  const auto product = [&](const at::Tensor& in, const Linear& layer,
-                           const Fp8Linear* fp8) {
+  const auto product = [&](const at::Tensor& in, const Linear& layer, const Fp8Linear* fp8) {
     const std::optional<at::Tensor> bias =
         fused.norms ? std::nullopt : std::optional<at::Tensor>(layer.bias);
     if (fp8) return fp8->forward(in, {layer.weight}, bias);
     return bias ? layer.forward(in) : stacked_linear(in, {layer.weight});
   };
   const at::Tensor mixed = self_attn.mix(x.y.to(precision.gemm), fused);
-  const Normed middle =
-      add(x.h, product(mixed, self_attn.out_proj, self_attn.fp8_out), self_attn.out_proj, layer_norm2);
+  const Normed middle = add(x.h, product(mixed, self_attn.out_proj, self_attn.fp8_out),
+                            self_attn.out_proj, layer_norm2);
   const at::Tensor hidden = mlp.hidden(middle.y.to(precision.gemm), fused.activations);
   return add(middle.h, product(hidden, mlp.fc2, mlp.fp8_fc2), mlp.fc2, next);
 }
@@ -142,9 +141,8 @@ void SiglipTower::use_fp8(Fp8Layers& layers, const std::string& prefix) {
     SiglipLayer& layer = *layers_[l];
     const auto name = [&](const char* part) { return fmt::format("{}.{}.{}", prefix, l, part); };
     SiglipAttention& attention = layer.self_attn;
-    attention.fp8_qkv =
-        layers.linear(name("qkv"), {attention.q_proj.weight, attention.k_proj.weight,
-                                    attention.v_proj.weight});
+    attention.fp8_qkv = layers.linear(
+        name("qkv"), {attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight});
     attention.fp8_out = layers.linear(name("out"), {attention.out_proj.weight});
     layer.mlp.fp8_fc1 = layers.linear(name("fc1"), {layer.mlp.fc1.weight});
     layer.mlp.fp8_fc2 = layers.linear(name("fc2"), {layer.mlp.fc2.weight});

@@ -124,13 +124,13 @@ nlohmann::json agree(const Recipe& recipe, const std::vector<std::string>& overr
 }
 
 std::string agreement_text(const nlohmann::json& report) {
-  std::string out = fmt::format("loss {:.6f} against {:.6f}: {:.2e}\nworst gradient cosine {:.6f}\n",
-                                report["loss"].get<double>(), report["loss_other"].get<double>(),
-                                report["loss_error"].get<double>(),
-                                report["worst_cosine"].get<double>());
+  std::string out =
+      fmt::format("loss {:.6f} against {:.6f}: {:.2e}\nworst gradient cosine {:.6f}\n",
+                  report["loss"].get<double>(), report["loss_other"].get<double>(),
+                  report["loss_error"].get<double>(), report["worst_cosine"].get<double>());
   for (const auto& row : report["groups"]) {
-    out += fmt::format("  {:.6f}  {}\n", row["cosine"].get<double>(),
-                       row["group"].get<std::string>());
+    out +=
+        fmt::format("  {:.6f}  {}\n", row["cosine"].get<double>(), row["group"].get<std::string>());
   }
   return out;
 }

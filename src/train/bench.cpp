@@ -167,8 +167,8 @@ void Bench::submit() {
     cost_.reference += one.reference;
   }
   const auto scalars = [&](int64_t updates) {
-    return UpdateScalars{schedule_.lr(updates),
-                         recipe_.optim.weight_decay_ramp.value(recipe_.optim.weight_decay, updates)};
+    return UpdateScalars{schedule_.lr(updates), recipe_.optim.weight_decay_ramp.value(
+                                                    recipe_.optim.weight_decay, updates)};
   };
   assembly_.engine->submit(next_++, std::move(micro), num_updates_, scalars(num_updates_),
                            scalars(num_updates_ + 1));
@@ -269,11 +269,10 @@ std::unique_ptr<models::Batch> first_batch(const Recipe& recipe,
                                            std::shared_ptr<const data::Dataset> dataset,
                                            const BenchOptions& options) {
   if (!dataset) {
-    return recipe.family->synthetic_batch(
-        *recipe.model,
-        {recipe.train.global_batch, options.synthetic_images,
-         options.synthetic_tokens.value_or(60)},
-        1);
+    return recipe.family->synthetic_batch(*recipe.model,
+                                          {recipe.train.global_batch, options.synthetic_images,
+                                           options.synthetic_tokens.value_or(60)},
+                                          1);
   }
   const auto transform = recipe.family->make_transform(*recipe.model, *dataset);
   transform->check_dataset(*dataset);

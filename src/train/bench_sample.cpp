@@ -75,8 +75,8 @@ nlohmann::json bench_sample(const Recipe& recipe, const BenchOptions& options,
     const runtime::DeviceTrace trace = profiler.stop();
     out["profile"] = nullptr;
     if (!trace.events.empty()) {
-      out["profile"] = runtime::trace_summary_json(
-          runtime::summarise_trace(trace.events, trace.boundaries_ns));
+      out["profile"] =
+          runtime::trace_summary_json(runtime::summarise_trace(trace.events, trace.boundaries_ns));
     }
   }
   out["ms"] = runtime::percentiles_json(runtime::percentiles(times));

@@ -159,8 +159,8 @@ std::vector<std::string> read_fp8_table(const std::filesystem::path& file) {
       if (row.at("fp8").get<bool>()) out.push_back(row.at("layer").get<std::string>());
     }
   } catch (const nlohmann::json::exception& e) {
-    throw ConfigError(fmt::format("{}: not a table of longship calibrate: {}", file.string(),
-                                  e.what()));
+    throw ConfigError(
+        fmt::format("{}: not a table of longship calibrate: {}", file.string(), e.what()));
   }
   LS_CHECK(!out.empty(), ConfigError, "{}: no layer is chosen; set train.fp8=null", file.string());
   return out;
@@ -168,15 +168,15 @@ std::vector<std::string> read_fp8_table(const std::filesystem::path& file) {
 
 std::string calibration_text(const nlohmann::json& table) {
   std::string out = fmt::format("{} of {} layers in FP8\n{:<18} {:>9} {:>9} {:>9} {:>8}\n",
-                                table["chosen"].get<int64_t>(),
-                                table["candidates"].get<int64_t>(), "layer", "out err", "dx cos",
-                                "dw cos", "speedup");
+                                table["chosen"].get<int64_t>(), table["candidates"].get<int64_t>(),
+                                "layer", "out err", "dx cos", "dw cos", "speedup");
   for (const auto& row : table["layers"]) {
-    out += fmt::format("{:<18} {:>9.4f} {:>9.5f} {:>9.5f} {:>8}  {}\n",
-                       row["layer"].get<std::string>(), row["output_error"].get<double>(),
-                       row["input_grad_cos"].get<double>(), row["weight_grad_cos"].get<double>(),
-                       row["speedup"].is_null() ? "-" : fmt::format("{:.2f}", row["speedup"].get<double>()),
-                       row["fp8"].get<bool>() ? "fp8" : row["why"].get<std::string>());
+    out += fmt::format(
+        "{:<18} {:>9.4f} {:>9.5f} {:>9.5f} {:>8}  {}\n", row["layer"].get<std::string>(),
+        row["output_error"].get<double>(), row["input_grad_cos"].get<double>(),
+        row["weight_grad_cos"].get<double>(),
+        row["speedup"].is_null() ? "-" : fmt::format("{:.2f}", row["speedup"].get<double>()),
+        row["fp8"].get<bool>() ? "fp8" : row["why"].get<std::string>());
   }
   return out;
 }

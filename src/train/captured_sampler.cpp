@@ -8,7 +8,10 @@
 namespace longship::train {
 
 CapturedSampler::CapturedSampler(models::Policy& policy, at::Device device)
-    : policy_(policy), device_(device), stream_(runtime::Stream::make(device, true)), pool_(device) {
+    : policy_(policy),
+      device_(device),
+      stream_(runtime::Stream::make(device, true)),
+      pool_(device) {
   runtime::synchronize(device);  // weights were made on another stream
 }
 

@@ -58,7 +58,8 @@ fs::path save_checkpoint(CheckpointStore& store, const CheckpointContents& conte
   const io::NamedTensors optimizer_state = optimizer.state();
   for (const auto& [name, tensor] : optimizer_state) needed += bytes_of(tensor);
   io::NamedTensors policy_state;
-  for (models::NamedTensor& t : policy.training_state()) policy_state.emplace_back(t.name, t.tensor);
+  for (models::NamedTensor& t : policy.training_state())
+    policy_state.emplace_back(t.name, t.tensor);
   return store.save(state.step, needed, [&](const fs::path& folder) {
     constexpr ExitCode code = ExitCode::kCheckpoint;
     fs::create_directories(folder / "state");

@@ -27,8 +27,7 @@ Outcome outcome(const BuildOptions& build, const std::string& golden = "pi05/tin
   out.loss = loss.detach();
   for (const ParamInfo& info : policy->parameters()) {
     if (info.role != ParamRole::kTrainable) continue;
-    out.grads.emplace_back(info.name,
-                           info.row_sparse ? info.row_sparse->grad : info.tensor.grad());
+    out.grads.emplace_back(info.name, info.row_sparse ? info.row_sparse->grad : info.tensor.grad());
   }
   return out;
 }
@@ -61,9 +60,8 @@ nn::Fused everything() {
 
 TEST(Pi05Fused, EveryOperatorAloneAndTogetherGivesTheSame) {
   const Outcome plain = outcome({});
-  for (bool nn::Fused::* one :
-       {&nn::Fused::norms, &nn::Fused::activations, &nn::Fused::rope, &nn::Fused::embedding,
-        &nn::Fused::loss, &nn::Fused::stacked}) {
+  for (bool nn::Fused::*one : {&nn::Fused::norms, &nn::Fused::activations, &nn::Fused::rope,
+                               &nn::Fused::embedding, &nn::Fused::loss, &nn::Fused::stacked}) {
     BuildOptions build;
     build.fused.*one = true;
     expect_close(outcome(build), plain, 2e-5);
@@ -84,11 +82,11 @@ TEST(Pi05Fused, GoldenCaseThroughTheFusedOperators) {
   ParityOptions options;
   options.fused = everything();
   options.fused.embedding = false;  // the oracle optimizer here reads .grad only
-  const ParityReport report = run_parity_case(
-      ::longship::testing::golden_path("pi05/tiny_train"), options,
-      [](std::vector<ParamInfo> parameters, const ParityRecipe& recipe) {
-        return testing::plain_optimizer(std::move(parameters), recipe);
-      });
+  const ParityReport report =
+      run_parity_case(::longship::testing::golden_path("pi05/tiny_train"), options,
+                      [](std::vector<ParamInfo> parameters, const ParityRecipe& recipe) {
+                        return testing::plain_optimizer(std::move(parameters), recipe);
+                      });
   for (const ParityRow& row : report.rows) {
     EXPECT_TRUE(row.pass || !row.required) << row.kind << " " << row.name << " " << row.rel_error;
   }
@@ -106,8 +104,8 @@ TEST(Pi05Buckets, PaddingRowsChangeNothing) {
 TEST(Pi05Recompute, EveryChoiceGivesTheSameBits) {
   for (const nn::Fused& fused : {nn::Fused{}, everything()}) {
     const Outcome kept = outcome({.fused = fused});
-    for (const std::vector<std::string>& units :
-         std::vector<std::vector<std::string>>{{"vit"}, {"full"}, {"joint.*"}, {"vision.0", "joint.1"}}) {
+    for (const std::vector<std::string>& units : std::vector<std::vector<std::string>>{
+             {"vit"}, {"full"}, {"joint.*"}, {"vision.0", "joint.1"}}) {
       expect_equal(outcome({.fused = fused, .recompute = units}), kept);
     }
   }

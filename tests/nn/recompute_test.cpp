@@ -42,8 +42,8 @@ TEST(Recompute, SameBitsAsKeepingActivations) {
 
 TEST(Recompute, WorksWhenOnlyParametersNeedGradients) {
   Unit unit;
-  const Tensors out = recompute(
-      true, [&](const Tensors& in) { return unit(in); }, {at::randn({3, 4}), at::randn({3, 4})});
+  const Tensors out = recompute(true, [&](const Tensors& in) { return unit(in); },
+                                {at::randn({3, 4}), at::randn({3, 4})});
   out[0].sum().backward();
   EXPECT_TRUE(unit.weight.grad().defined());
 }
@@ -61,7 +61,8 @@ TEST(Recompute, NestedUnits) {
   Unit inner;
   const at::Tensor x = at::randn({3, 4}).set_requires_grad(true);
   const auto outer = [&](const Tensors& in) {
-    return recompute(true, [&](const Tensors& deeper) { return inner(deeper); }, in);
+    return recompute(
+        true, [&](const Tensors& deeper) { return inner(deeper); }, in);
   };
   const Tensors out = recompute(true, outer, {x, at::randn({3, 4})});
   out[0].sum().backward();

@@ -27,8 +27,7 @@ std::vector<std::string> with(std::vector<std::string> a, const std::vector<std:
 
 Recipe recipe_of(const std::vector<std::string>& overrides) {
   return load_recipe(longship::testing::source_root() / "configs/pi05/tiny_test.yaml",
-                     with({"model.action_dim=2"}, overrides),
-                     &models::find_family);
+                     with({"model.action_dim=2"}, overrides), &models::find_family);
 }
 
 std::unique_ptr<models::Batch> batch_of(const Recipe& recipe, const RunPlan& plan, int64_t step,
@@ -146,12 +145,12 @@ TEST(StepEngineGpu, PlainOperatorsGiveTheSameLosses) {
     const std::vector<std::string> base = {"train.device=cuda", std::string("train.dtype=") + dtype,
                                            "train.tf32=false", "model.parity=openpi"};
     const auto fused = run({.overrides = base, .ragged = true});
-    const auto plain = run(
-        {.overrides = with(base, {"perf.fused_norms=false", "perf.fused_activations=false",
-                                  "perf.fused_rope=false", "perf.fused_loss=false",
-                                  "perf.fused_optimizer=false", "perf.sparse_embedding=false",
-                                  "perf.stacked_linears=false", "perf.flash_attention=false"}),
-         .ragged = true});
+    const auto plain =
+        run({.overrides = with(base, {"perf.fused_norms=false", "perf.fused_activations=false",
+                                      "perf.fused_rope=false", "perf.fused_loss=false",
+                                      "perf.fused_optimizer=false", "perf.sparse_embedding=false",
+                                      "perf.stacked_linears=false", "perf.flash_attention=false"}),
+             .ragged = true});
     for (size_t i = 0; i < fused.size(); ++i) {
       EXPECT_NEAR(fused[i].loss / plain[i].loss, 1.0, dtype[0] == 'f' ? 2e-4 : 2e-2)
           << dtype << " step " << i;
@@ -163,9 +162,9 @@ TEST(StepEngineGpu, AFaultStopsUpdatesUntilReset) {
   skip_without_gpu();
   if (!runtime::cuda_available()) return;
   for (const char* mode : {"none", "full_iteration"}) {
-    const auto reports =
-        run({.overrides = with(kGpu, {std::string("train.cuda_graph=") + mode}), .steps = 5,
-             .poison = 2});
+    const auto reports = run({.overrides = with(kGpu, {std::string("train.cuda_graph=") + mode}),
+                              .steps = 5,
+                              .poison = 2});
     EXPECT_TRUE(reports[1].updated);
     EXPECT_FALSE(reports[2].updated);
     EXPECT_FALSE(reports[2].fault.empty());

@@ -61,8 +61,8 @@ at::Tensor Pi05Model::embed_text(const Pi05Batch& batch) const {
     const auto given = [](const at::Tensor& t) {
       return t.defined() ? std::optional<at::Tensor>(t) : std::nullopt;
     };
-    return ops::embedding_rows(embedding_, batch.token_ids, scale, kPadToken,
-                               given(embedding_grad), given(embedding_flags))
+    return ops::embedding_rows(embedding_, batch.token_ids, scale, kPadToken, given(embedding_grad),
+                               given(embedding_flags))
         .to(precision_.stream);
   }
   // Padding rows (id -1) read the pad token's row: their content reaches nothing.
@@ -88,8 +88,8 @@ Pi05Model::PrefixState Pi05Model::prefix_layer(size_t l, const nn::Normed& x,
   const at::Tensor mixed = attend_prefix(heads, layout, out.k, out.v);
   if (last) return out;
   if (tap) record(fmt::format("act.stream0.layer{}.attn_heads", l), mixed);
-  const nn::Normed middle = layer.post_attention_layernorm.add(
-      x.h, layer.self_attn.project(mixed), {}, {}, fused_.norms);
+  const nn::Normed middle =
+      layer.post_attention_layernorm.add(x.h, layer.self_attn.project(mixed), {}, {}, fused_.norms);
   const at::Tensor branch = layer.mlp.forward(middle.y, fused_);
   out.x = prefix_layers_[l + 1]->input_layernorm.add(middle.h, branch, {}, {}, fused_.norms);
   return out;

@@ -5,12 +5,12 @@
 
 #include <memory>
 
+#include "nn/fp8.h"
 #include "nn/fused.h"
 #include "nn/linear.h"
 #include "nn/mlp.h"
 #include "nn/module.h"
 #include "nn/norm.h"
-#include "nn/fp8.h"
 
 namespace longship::models {
 

@@ -110,10 +110,10 @@ Pi05Model::Heads Pi05Model::split_heads(const at::Tensor& qkv, const at::Tensor&
   const int64_t groups = sizes_.num_kv_heads;
   if (fused_.rope) {
     const int64_t num_heads = qkv.size(-1) / sizes_.head_dim - 2 * groups;
-    auto [q, k, v] = ops::rope_qkv(
-        qkv, rope_.cos.select(1, 0), rope_.sin.select(1, 0), positions, num_heads, groups,
-        sizes_.head_dim,
-        rows_valid.defined() ? std::optional<at::Tensor>(rows_valid) : std::nullopt);
+    auto [q, k, v] =
+        ops::rope_qkv(qkv, rope_.cos.select(1, 0), rope_.sin.select(1, 0), positions, num_heads,
+                      groups, sizes_.head_dim,
+                      rows_valid.defined() ? std::optional<at::Tensor>(rows_valid) : std::nullopt);
     return {num_heads > 0 ? q : at::Tensor(), k, v};
   }
   const at::Tensor all = qkv.unflatten(-1, {-1, sizes_.head_dim});

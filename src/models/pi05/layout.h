@@ -52,7 +52,7 @@ struct LayoutRequest {
   int64_t text_rows = 0;  // rows of the token id tensor, padding included
   int64_t suffix_length = 0;
   int64_t length_bound = 0;  // see PrefixLayout
-  bool packed = false;  // tables of the packed attention, or of the plain one
+  bool packed = false;       // tables of the packed attention, or of the plain one
 };
 
 /// Host tensors.

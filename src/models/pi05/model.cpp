@@ -173,9 +173,8 @@ void Pi05Model::use_fp8(at::Device device) {
     GemmaLayer& layer = *prefix_layers_[l];
     GemmaAttention& attention = layer.self_attn;
     const auto name = [&](const char* part) { return fmt::format("prefix.{}.{}", l, part); };
-    attention.fp8_qkv =
-        fp8_->linear(name("qkv"), {attention.q_proj.weight, attention.k_proj.weight,
-                                   attention.v_proj.weight});
+    attention.fp8_qkv = fp8_->linear(
+        name("qkv"), {attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight});
     attention.fp8_out = fp8_->linear(name("out"), {attention.o_proj.weight});
     layer.mlp.fp8 = fp8_->gated_mlp(name("mlp"), layer.mlp.gate_proj.weight,
                                     layer.mlp.up_proj.weight, layer.mlp.down_proj.weight);

@@ -87,8 +87,10 @@ std::vector<NamedTensor> Pi05Policy::training_state() {
 void Pi05Policy::load_training_state(std::span<const NamedTensor> state) {
   const size_t expected = training_state().size();
   LS_CHECK(state.size() == expected && (state.empty() || state[0].name == "fp8.scales"),
-           CheckpointError, "the checkpoint has {} tensors of training state, this run has {}: "
-           "train.fp8 differs", state.size(), expected);
+           CheckpointError,
+           "the checkpoint has {} tensors of training state, this run has {}: "
+           "train.fp8 differs",
+           state.size(), expected);
   if (!state.empty()) model_.fp8()->load_state(state[0].tensor);
 }
 
@@ -160,8 +162,8 @@ LossResult Pi05Policy::fused_loss(const Pi05Batch& batch) {
   };
   LossResult result;
   const bool real_only = config.parity == "loongforge";
-  result.loss = with_unreached_parameters(
-      mean_over(v, real_only ? config.action_dim : width), batch);
+  result.loss =
+      with_unreached_parameters(mean_over(v, real_only ? config.action_dim : width), batch);
   if (!real_only && config.action_dim > 0 && config.action_dim < width) {
     result.metrics.emplace_back("loss_real_dims", mean_over(v.detach(), config.action_dim));
   }

@@ -93,9 +93,7 @@ class Pi05Family : public ModelFamily {
     return std::make_unique<Pi05Transform>(options, dataset);
   }
 
-  std::vector<std::string> default_fp8_layers() const override {
-    return {"prefix.*", "vision.*"};
-  }
+  std::vector<std::string> default_fp8_layers() const override { return {"prefix.*", "vision.*"}; }
 
   BatchCost cost(const ModelConfig& config, const Batch& batch) const override {
     const Pi05Config& own = own_config(config);
