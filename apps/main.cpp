@@ -61,7 +61,7 @@ int main(int argc, char** argv) {
   } catch (const longship::Error& e) {
     return report(e.what(), e.code());
   } catch (const c10::OutOfMemoryError& e) {
-    return report(fmt::format("out of device memory: {}; use a smaller train.micro_batch",
+    return report(fmt::format("out of device memory: {}; use a smaller train.micro_batch or train.recompute=full",
                               e.what_without_backtrace()),
                   ExitCode::kDevice);
   } catch (const c10::Error& e) {

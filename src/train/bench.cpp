@@ -153,7 +153,7 @@ class Bench {
   double build_s_ = 0, warmup_s_ = 0, wall_ms_ = 0, wait_ms_ = 0;
   int64_t total_ = 0, next_ = 0, num_updates_ = 0;
   std::vector<double> step_ms_;
-  std::vector<double> losses_;
+  std::vector<double> losses_, grad_norms_;
   models::BatchCost cost_;  // of the last step
 };
 
@@ -180,6 +180,7 @@ void Bench::take(int64_t leave_in_flight) {
     if (!report.fault.empty()) throw NonFiniteError("bench: " + report.fault);
     ++num_updates_;
     losses_.push_back(report.loss);
+    grad_norms_.push_back(report.grad_norm);
     step_ms_.push_back(report.device_ms);
   }
 }
@@ -259,6 +260,7 @@ nlohmann::json Bench::run(BenchLosses* losses) {
   if (device_.is_cuda()) out["gpu"] = runtime::gpu_facts_json(runtime::gpu_facts(device_));
   out["loss"] = {{"first", losses_.front()}, {"last", losses_.back()}};
   out["losses"] = losses_;
+  out["grad_norms"] = grad_norms_;
   if (losses != nullptr) losses->losses = losses_;
   return out;
 }

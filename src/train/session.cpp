@@ -157,6 +157,9 @@ models::BuildOptions build_options(const Recipe& recipe, at::Device device) {
   out.token_bucket = device.is_cuda() ? perf.token_bucket : 1;
   out.pad_text = !perf.pack_text;
   if (recipe.train.fp8) {
+    LS_CHECK(device.is_cuda(), ConfigError,
+             "train.fp8 needs a CUDA device, this run is on the {}; set train.fp8=null",
+             runtime::describe(device));
     nn::Fp8Options fp8;
     fp8.layers = *recipe.train.fp8 == "default" ? recipe.family->default_fp8_layers()
                                                 : read_fp8_table(*recipe.train.fp8);

@@ -182,7 +182,7 @@ at::Tensor Pi05Model::attend_suffix(const Heads& own, const at::Tensor& k, const
   };
   const at::Tensor mixed =
       nn::varlen_attention(own.q, joint(k, own.k), joint(v, own.v), layout.cu_suffix,
-                           layout.cu_joint, suffix, layout.max_length + suffix);
+                           layout.cu_joint, suffix, layout.length_bound + suffix);
   return by_sample(mixed, suffix);
 }
 
