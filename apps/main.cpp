@@ -61,9 +61,11 @@ int main(int argc, char** argv) {
   } catch (const longship::Error& e) {
     return report(e.what(), e.code());
   } catch (const c10::OutOfMemoryError& e) {
-    return report(fmt::format("out of device memory: {}; use a smaller train.micro_batch or train.recompute=full",
-                              e.what_without_backtrace()),
-                  ExitCode::kDevice);
+    return report(
+        fmt::format(
+            "out of device memory: {}; use a smaller train.micro_batch or train.recompute=full",
+            e.what_without_backtrace()),
+        ExitCode::kDevice);
   } catch (const c10::Error& e) {
     return report(fmt::format("tensor library: {}", e.what_without_backtrace()), ExitCode::kOther);
   } catch (const std::bad_alloc&) {
