@@ -202,7 +202,8 @@ TEST(Fp8Amax, AnyShapeAndDtype) {
 TEST(Fp8Geglu, ForwardIsTheQuantisedProduct) {
   const at::Tensor gate_up = random_matrix({48, 160}, at::kFloat, 2.0);
   const auto parts = gate_up.chunk(2, 1);
-  const at::Tensor y = at::gelu(parts[0].contiguous(), "tanh") * parts[1];
+  const at::Tensor y =
+      (at::gelu(parts[0].to(at::kDouble), "tanh") * parts[1].to(at::kDouble)).to(at::kFloat);
   const Fp8Matrix out = fp8_geglu_quantize(gate_up, kE4M3, {});
   const Fp8Matrix expected = fp8_quantize(y.contiguous(), kE4M3, {});
   EXPECT_TRUE(same_codes(out.q, expected.q));
@@ -211,13 +212,14 @@ TEST(Fp8Geglu, ForwardIsTheQuantisedProduct) {
 }
 
 TEST(Fp8Geglu, BackwardIsTheQuantisedGradient) {
-  const at::Tensor gate_up = random_matrix({32, 96}, at::kFloat, 2.0).set_requires_grad(true);
-  const auto parts = gate_up.chunk(2, 1);
+  const at::Tensor gate_up = random_matrix({32, 96}, at::kFloat, 2.0);
+  const at::Tensor wide = gate_up.to(at::kDouble).set_requires_grad(true);
+  const auto parts = wide.chunk(2, 1);
   const at::Tensor dy = random_matrix({32, 48}, at::kFloat);
-  (at::gelu(parts[0], "tanh") * parts[1] * dy).sum().backward();
-  const Fp8Matrix expected = fp8_quantize(gate_up.grad(), kE5M2, {});
-  const Fp8Matrix out = fp8_geglu_backward_quantize(dy, gate_up.detach(), kE5M2, {});
-  // The two formulas differ by an fp32 rounding, which may turn a tie.
+  (at::gelu(parts[0], "tanh") * parts[1] * dy.to(at::kDouble)).sum().backward();
+  const Fp8Matrix expected = fp8_quantize(wide.grad().to(at::kFloat), kE5M2, {});
+  const Fp8Matrix out = fp8_geglu_backward_quantize(dy, gate_up, kE5M2, {});
+  // The two formulas differ by a rounding, which may turn a tie.
   const at::Tensor difference =
       (values(out.q, out.inv_scale) - values(expected.q, expected.inv_scale)).abs();
   EXPECT_LT((difference > 1e-6).to(at::kFloat).mean().item<float>(), 0.01f);
