@@ -154,7 +154,7 @@ std::string with_thousands(int64_t number) {
 bool matches_glob(std::string_view pattern, std::string_view text) {
   size_t p = 0, t = 0, star = std::string_view::npos, mark = 0;
   while (t < text.size()) {
-    if (p < pattern.size() && (pattern[p] == '?' || pattern[p] == text[t])) {
+    if (p < pattern.size() && (pattern[p] == '?' || pattern[p] == text[t]) && pattern[p] != '*') {
       ++p;
       ++t;
     } else if (p < pattern.size() && pattern[p] == '*') {

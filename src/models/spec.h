@@ -43,6 +43,16 @@ class Batch {
   void to(at::Device device) {
     for (auto& [name, tensor] : tensors()) *tensor = tensor->to(device, /*non_blocking=*/true);
   }
+  /// Copies the values of `other`, a batch of equal signature, into this batch's tensors, without
+  /// waiting where the device allows it.
+  void copy_values(Batch& other) {
+    const auto source = other.tensors(), target = tensors();
+    LS_CHECK(source.size() == target.size(), InternalError,
+             "batches of one signature have {} and {} tensors", source.size(), target.size());
+    for (size_t i = 0; i < source.size(); ++i) {
+      target[i].second->copy_(*source[i].second, /*non_blocking=*/true);
+    }
+  }
   int64_t size() const { return static_cast<int64_t>(sample_ids.size()); }
   std::vector<int64_t> sample_ids;
 };

@@ -37,13 +37,6 @@ const std::vector<Switch>& all_switches() {
   return switches;
 }
 
-Recipe changed(const Recipe& recipe, const std::vector<std::string>& overrides,
-               const FamilyLookup& lookup) {
-  config::Node root = config::parse_yaml_text(dump(recipe), "resolved recipe");
-  for (const std::string& text : overrides) config::apply_override(root, text);
-  return recipe_from(root, lookup);
-}
-
 std::vector<Switch> chosen(const Recipe& recipe, const std::vector<std::string>& only) {
   std::vector<Switch> out;
   const auto values = flatten(recipe);
@@ -73,23 +66,10 @@ double loss_error(const std::vector<double>& a, const std::vector<double>& b) {
   return n == 0 ? 0 : sum / static_cast<double>(n);
 }
 
+/// The number at a path such as "/memory/named"; 0 where the report has none.
 double number(const nlohmann::json& report, const char* path) {
-  const nlohmann::json* at = &report;
-  for (const std::string& key : [&] {
-         std::vector<std::string> keys;
-         std::string text = path;
-         size_t dot = 0;
-         while ((dot = text.find('/')) != std::string::npos) {
-           keys.push_back(text.substr(0, dot));
-           text = text.substr(dot + 1);
-         }
-         keys.push_back(text);
-         return keys;
-       }()) {
-    if (!at->is_object() || !at->contains(key)) return 0;
-    at = &(*at)[key];
-  }
-  return at->is_number() ? at->get<double>() : 0;
+  const nlohmann::json::json_pointer at(path);
+  return report.contains(at) && report.at(at).is_number() ? report.at(at).get<double>() : 0;
 }
 
 }  // namespace
@@ -111,7 +91,7 @@ nlohmann::json ablate(const Recipe& recipe, std::shared_ptr<const data::Dataset>
     log::info("without {}", one.key);
     BenchLosses losses;
     const nlohmann::json report =
-        bench_train(changed(recipe, overrides, lookup), dataset, options, lookup, &losses);
+        bench_train(with_overrides(recipe, overrides, lookup), dataset, options, lookup, &losses);
     const auto added = [&](const char* path) {
       return number(report, path) - number(out["base"], path);
     };
@@ -119,10 +99,10 @@ nlohmann::json ablate(const Recipe& recipe, std::shared_ptr<const data::Dataset>
     agree = agree && error <= bound;
     out["rows"].push_back({{"switch", one.key},
                            {"off", fmt::format("{}", fmt::join(overrides, " "))},
-                           {"ms", added("ms_per_step/median")},
-                           {"gib", added("memory/allocator/reserved_peak") / (1 << 30)},
-                           {"launches", added("profile/kernels_per_step")},
-                           {"idle_ms", added("profile/idle_us_per_step") / 1e3},
+                           {"ms", added("/ms_per_step/median")},
+                           {"gib", added("/memory/allocator/reserved_peak") / (1 << 30)},
+                           {"launches", added("/profile/kernels_per_step")},
+                           {"idle_ms", added("/profile/idle_us_per_step") / 1e3},
                            {"loss_error", error},
                            {"agrees", error <= bound}});
   }

@@ -23,14 +23,12 @@ using Gradients = std::map<std::string, at::Tensor>;
 
 Recipe changed(const Recipe& recipe, const std::vector<std::string>& overrides,
                const std::shared_ptr<const data::Dataset>& dataset, const FamilyLookup& lookup) {
-  config::Node root = config::parse_yaml_text(dump(recipe), "resolved recipe");
-  for (const std::string& text : overrides) config::apply_override(root, text);
-  Recipe out = recipe_from(root, lookup);
+  Recipe out = with_overrides(recipe, overrides, lookup);
   if (dataset) out.model->bind_dataset(*dataset);
   return out;
 }
 
-/// Loss and gradients of `batch`; `from` gives the weights where it is not null.
+/// Loss and gradients of `batch`.
 std::pair<double, Gradients> one_step(const Recipe& recipe, const models::Batch& batch,
                                       models::Policy& policy) {
   apply_library_settings(recipe);
@@ -46,6 +44,7 @@ std::pair<double, Gradients> one_step(const Recipe& recipe, const models::Batch&
   return {loss.item<double>(), std::move(out)};
 }
 
+/// `from` gives the weights where it is not null.
 std::unique_ptr<models::Policy> make_policy(const Recipe& recipe, models::Policy* from) {
   const at::Device device = runtime::parse_device(recipe.train.device);
   auto policy = recipe.family->build(*recipe.model, build_options(recipe, device));
@@ -58,12 +57,7 @@ std::unique_ptr<models::Policy> make_policy(const Recipe& recipe, models::Policy
     }
     return policy;
   }
-  const std::string weights = initial_weights(recipe);
-  if (weights.empty()) {
-    policy->initialise(static_cast<uint64_t>(recipe.train.seed), {});
-  } else {
-    policy->load_weights(weights, {});
-  }
+  fill_weights(*policy, recipe);
   return policy;
 }
 

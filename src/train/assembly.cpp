@@ -2,12 +2,12 @@
 
 #include <set>
 
-#include "base/log.h"
+#include "train/checkpoint_io.h"
 #include "train/session.h"
 
 namespace longship::train {
 
-Assembly assemble(const Recipe& bound, at::Device device, const std::string& weights) {
+Assembly assemble(const Recipe& bound, at::Device device) {
   Assembly out;
   out.policy = bound.family->build(*bound.model, build_options(bound, device));
   AdamWConfig config = bound.optim.adamw();
@@ -18,12 +18,7 @@ Assembly assemble(const Recipe& bound, at::Device device, const std::string& wei
   const models::PreciseSink sink = [&](const std::string& name, const at::Tensor& value) {
     if (updated.contains(name)) out.optimizer->set_master(name, value);
   };
-  if (weights.empty()) {
-    out.policy->initialise(static_cast<uint64_t>(bound.train.seed), sink);
-  } else {
-    log::info("weights from {}", weights);
-    out.policy->load_weights(weights, sink);
-  }
+  fill_weights(*out.policy, bound, sink);
   StepEngineOptions options;
   options.device = device;
   options.graph = parse_graph_mode(bound.train.cuda_graph);

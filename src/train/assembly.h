@@ -3,7 +3,6 @@
 // measuring.
 
 #include <memory>
-#include <string>
 
 #include "models/spec.h"
 #include "train/optimizer.h"
@@ -18,9 +17,9 @@ struct Assembly {
   std::unique_ptr<StepEngine> engine;
 };
 
-/// `bound`: a recipe whose model section is bound to a dataset (or complete without one); it must
-/// outlive the assembly. `weights`: a checkpoint to start from, empty for random weights from
-/// train.seed. Masters get the full fp32 values, not those rounded to the model's dtype.
-Assembly assemble(const Recipe& bound, at::Device device, const std::string& weights);
+/// `bound`: a recipe whose model section is bound to a dataset (or complete without one). Weights
+/// as fill_weights() gives them; masters get the full fp32 values, not those rounded to the model's
+/// dtype.
+Assembly assemble(const Recipe& bound, at::Device device);
 
 }  // namespace longship::train

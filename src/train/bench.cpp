@@ -128,7 +128,7 @@ class Bench {
     if (options.profile_steps > 0) runtime::Profiler::prepare_for_graphs();
     start_ = Clock::now();
     runtime::reset_peak_memory(device_);
-    assembly_ = assemble(recipe, device_, initial_weights(recipe));
+    assembly_ = assemble(recipe, device_);
     total_ = options.warmup + options.steps + options.profile_steps;
     source_ = std::make_unique<Source>(recipe, std::move(dataset), *assembly_.policy, options,
                                        device_, total_);
@@ -291,7 +291,7 @@ std::unique_ptr<models::Batch> first_batch(const Recipe& recipe,
 nlohmann::json bench_train(const Recipe& recipe, std::shared_ptr<const data::Dataset> dataset,
                            const BenchOptions& options, const FamilyLookup& lookup,
                            BenchLosses* losses) {
-  Recipe bound = recipe_from(config::parse_yaml_text(dump(recipe), "resolved recipe"), lookup);
+  Recipe bound = with_overrides(recipe, {}, lookup);
   if (dataset) bound.model->bind_dataset(*dataset);
   Bench bench(bound, std::move(dataset), options);
   return bench.run(losses);
@@ -302,7 +302,7 @@ nlohmann::json find_batch(const Recipe& recipe, const BenchOptions& options, int
   LS_CHECK(granularity >= 1, ConfigError, "--find-batch: the granularity must be at least 1");
   nlohmann::json tried = nlohmann::json::array();
   const auto fits = [&](int64_t batch) {
-    Recipe one = recipe_from(config::parse_yaml_text(dump(recipe), "resolved recipe"), lookup);
+    Recipe one = with_overrides(recipe, {}, lookup);
     one.train.global_batch = batch;
     one.train.micro_batch.reset();
     BenchOptions few = options;

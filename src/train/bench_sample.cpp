@@ -30,17 +30,12 @@ double ms_of(const std::function<void()>& work) {
 nlohmann::json bench_sample(const Recipe& recipe, const BenchOptions& options,
                             const FamilyLookup& lookup) {
   const at::NoGradGuard no_grad;
-  Recipe bound = recipe_from(config::parse_yaml_text(dump(recipe), "resolved recipe"), lookup);
+  Recipe bound = with_overrides(recipe, {}, lookup);
   bound.train.fp8.reset();  // one observation has too few rows to gain from FP8
   apply_library_settings(bound);
   const at::Device device = runtime::parse_device(bound.train.device);
   const auto policy = bound.family->build(*bound.model, build_options(bound, device));
-  const std::string weights = initial_weights(bound);
-  if (weights.empty()) {
-    policy->initialise(static_cast<uint64_t>(bound.train.seed), {});
-  } else {
-    policy->load_weights(weights, {});
-  }
+  fill_weights(*policy, bound);
   const models::SyntheticShape shape{bound.train.global_batch, options.synthetic_images,
                                      options.synthetic_tokens.value_or(60)};
   const auto batch = bound.family->synthetic_batch(*bound.model, shape, 1);

@@ -103,7 +103,7 @@ nlohmann::json choose(const nn::Fp8Measurement& m, std::optional<double> gain,
 nlohmann::json calibrate(const Recipe& recipe, std::shared_ptr<const data::Dataset> dataset,
                          const BenchOptions& batch_options, const CalibrateOptions& options,
                          const FamilyLookup& lookup) {
-  Recipe bound = recipe_from(config::parse_yaml_text(dump(recipe), "resolved recipe"), lookup);
+  Recipe bound = with_overrides(recipe, {}, lookup);
   if (dataset) bound.model->bind_dataset(*dataset);
   const at::Device device = runtime::parse_device(bound.train.device);
   LS_CHECK(!device.is_cuda() || bound.train.dtype == "bf16", ConfigError,
@@ -118,12 +118,7 @@ nlohmann::json calibrate(const Recipe& recipe, std::shared_ptr<const data::Datas
   fp8.measure = true;
   build.fp8 = fp8;
   const auto policy = bound.family->build(*bound.model, build);
-  const std::string weights = initial_weights(bound);
-  if (weights.empty()) {
-    policy->initialise(static_cast<uint64_t>(bound.train.seed), {});
-  } else {
-    policy->load_weights(weights, {});
-  }
+  fill_weights(*policy, bound);
   policy->begin_step();
   const auto batch = first_batch(bound, std::move(dataset), batch_options);
   policy->loss(*batch, {static_cast<uint64_t>(bound.train.seed), 0}).loss.backward();

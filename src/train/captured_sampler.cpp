@@ -35,11 +35,7 @@ at::Tensor CapturedSampler::sample(const models::Batch& batch, const models::Dra
     own->to(device_);
     return policy_.sample(*own, key);
   }
-  const auto source = own->tensors();
-  const auto target = plan.inputs->tensors();
-  for (size_t i = 0; i < source.size(); ++i) {
-    target[i].second->copy_(*source[i].second, /*non_blocking=*/true);
-  }
+  plan.inputs->copy_values(*own);
   if (!plan.graph) {
     plan.graph = std::make_unique<runtime::CapturedGraph>();
     plan.graph->capture(stream_, pool_, [&] { plan.actions = policy_.sample(*plan.inputs, key); });

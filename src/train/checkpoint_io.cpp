@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "base/fs.h"
+#include "base/log.h"
 #include "data/stats.h"
 #include "io/tensor_io.h"
 #include "train/session.h"
@@ -43,6 +44,13 @@ std::string initial_weights(const Recipe& recipe) {
     if (key == "model.checkpoint" && value != "null") return value;
   }
   return {};
+}
+
+void fill_weights(models::Policy& policy, const Recipe& recipe, const models::PreciseSink& sink) {
+  const std::string weights = initial_weights(recipe);
+  if (weights.empty()) return policy.initialise(static_cast<uint64_t>(recipe.train.seed), sink);
+  log::info("weights from {}", weights);
+  policy.load_weights(weights, sink);
 }
 
 fs::path save_checkpoint(CheckpointStore& store, const CheckpointContents& contents,

@@ -27,6 +27,9 @@ std::string stats_json(const data::Dataset& dataset, const models::Transform& tr
 
 /// model.checkpoint of a recipe, or "".
 std::string initial_weights(const Recipe& recipe);
+/// Gives a fresh model those weights, or random ones from train.seed. `sink` gets the fp32 values.
+void fill_weights(models::Policy& policy, const Recipe& recipe,
+                  const models::PreciseSink& sink = {});
 
 /// Writes step_N: model.safetensors (public names, the parameters' dtype; the moving average when
 /// there is one), config.json, config.yaml, stats.json, state/optimizer.safetensors,

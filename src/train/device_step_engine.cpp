@@ -68,11 +68,9 @@ class DeviceStepEngine : public StepEngine {
 
  private:
   Plan& plan_for(const Batches& micro);
-  void load_inputs(const Batches& from, Batches& to);
   void micro_step(const models::Batch& batch, at::Tensor row, int64_t count);
   at::Tensor loss_row(int64_t m) { return losses_.defined() ? losses_.select(0, m) : losses_; }
   void whole_step(const Batches& batches);
-  void run_eagerly(const Batches& batches);
   void run_captured(Plan& plan, const Batches& batches);
   void capture(Plan& plan, const std::function<void()>& work);
 
@@ -109,20 +107,12 @@ void DeviceStepEngine::micro_step(const models::Batch& batch, at::Tensor row, in
   row.copy_(at::stack(values));
 }
 
+// With kDrop the backward pass hands over its own gradient buffers; per-micro-batch graphs add to
+// buffers that stay.
 void DeviceStepEngine::whole_step(const Batches& batches) {
   const int64_t count = static_cast<int64_t>(batches.size());
-  optimizer_.zero_grad(GradReset::kDrop);
-  policy_.begin_step();
-  for (int64_t m = 0; m < count; ++m) {
-    micro_step(*batches[static_cast<size_t>(m)], loss_row(m), count);
-  }
-  optimizer_.enqueue_step();
-}
-
-void DeviceStepEngine::run_eagerly(const Batches& batches) {
-  if (options_.graph != GraphMode::kPerMicrobatch) return whole_step(batches);
-  const int64_t count = static_cast<int64_t>(batches.size());
-  optimizer_.zero_grad(GradReset::kZero);
+  optimizer_.zero_grad(options_.graph == GraphMode::kPerMicrobatch ? GradReset::kZero
+                                                                   : GradReset::kDrop);
   policy_.begin_step();
   for (int64_t m = 0; m < count; ++m) {
     micro_step(*batches[static_cast<size_t>(m)], loss_row(m), count);
@@ -142,7 +132,7 @@ void DeviceStepEngine::capture(Plan& plan, const std::function<void()>& work) {
 void DeviceStepEngine::run_captured(Plan& plan, const Batches& batches) {
   const int64_t count = static_cast<int64_t>(batches.size());
   if (options_.graph == GraphMode::kFullIteration) {
-    load_inputs(batches, plan.inputs);
+    for (size_t m = 0; m < batches.size(); ++m) plan.inputs[m]->copy_values(*batches[m]);
     if (!plan.graph) {
       optimizer_.zero_grad(GradReset::kDrop);
       capture(plan, [&] { whole_step(plan.inputs); });
@@ -155,25 +145,13 @@ void DeviceStepEngine::run_captured(Plan& plan, const Batches& batches) {
   policy_.begin_step();
   for (int64_t m = 0; m < count; ++m) {
     models::Batch& input = *plan.inputs.front();
-    for (size_t i = 0; i < input.tensors().size(); ++i) {
-      input.tensors()[i].second->copy_(*batches[static_cast<size_t>(m)]->tensors()[i].second);
-    }
+    input.copy_values(*batches[static_cast<size_t>(m)]);
     if (!plan.graph) capture(plan, [&] { micro_step(input, row_, count); });
     plan.graph->replay();
     loss_row(m).copy_(row_);
   }
   facts_.graph_nodes = plan.graph->num_nodes() * count;
   optimizer_.enqueue_step();
-}
-
-void DeviceStepEngine::load_inputs(const Batches& from, Batches& to) {
-  for (size_t m = 0; m < from.size(); ++m) {
-    const auto source = from[m]->tensors();
-    const auto target = to[m]->tensors();
-    LS_CHECK(source.size() == target.size(), InternalError,
-             "batches of one signature have {} and {} tensors", source.size(), target.size());
-    for (size_t i = 0; i < source.size(); ++i) target[i].second->copy_(*source[i].second);
-  }
 }
 
 Plan& DeviceStepEngine::plan_for(const Batches& micro) {
@@ -219,10 +197,10 @@ void DeviceStepEngine::submit(int64_t step, Batches micro, int64_t num_updates,
                             {num_updates + 1, next.lr, next.weight_decay});
   Plan& plan = plan_for(pending.batches);
   if (options_.graph == GraphMode::kNone) {
-    run_eagerly(pending.batches);
+    whole_step(pending.batches);
   } else if (!plan.ran) {
     const runtime::PoolScope in_pool(pool_, compute_);
-    run_eagerly(pending.batches);
+    whole_step(pending.batches);
     plan.ran = true;
   } else {
     run_captured(plan, pending.batches);

@@ -9,6 +9,7 @@
 #include <map>
 
 #include "base/error.h"
+#include "base/strings.h"
 #include "ops/adamw.h"
 
 namespace longship::train {
@@ -51,26 +52,6 @@ void ParamGroupConfig::reflect(config::Visitor& visitor) {
   visitor.field("lr_scale", lr_scale, {.doc = "Factor of the learning rate", .min = 0});
   visitor.field("weight_decay", weight_decay,
                 {.doc = "Weight decay of these parameters; null: optim.weight_decay", .min = 0});
-}
-
-bool glob_match(const std::string& pattern, const std::string& name) {
-  size_t p = 0, n = 0, star = std::string::npos, resume = 0;
-  while (n < name.size()) {
-    if (p < pattern.size() && (pattern[p] == '?' || pattern[p] == name[n]) && pattern[p] != '*') {
-      ++p;
-      ++n;
-    } else if (p < pattern.size() && pattern[p] == '*') {
-      star = p++;
-      resume = n;
-    } else if (star != std::string::npos) {
-      p = star + 1;
-      n = ++resume;
-    } else {
-      return false;
-    }
-  }
-  while (p < pattern.size() && pattern[p] == '*') ++p;
-  return p == pattern.size();
 }
 
 AdamW::AdamW(std::vector<models::ParamInfo> parameters, const AdamWConfig& config)
@@ -143,7 +124,7 @@ void AdamW::assign_groups() {
     bool found = false;
     for (size_t i = 0; i < config_.groups.size(); ++i) {
       const ParamGroupConfig& group = config_.groups[i];
-      if (!glob_match(group.pattern, e.name)) continue;
+      if (!matches_glob(group.pattern, e.name)) continue;
       ++matched[i];
       if (found) continue;
       found = true;

@@ -52,9 +52,6 @@ enum class GradReset {
   kZero,  // the buffers stay where they are, filled with zeros (captured graphs need that)
 };
 
-/// Whether `name` matches a glob with * and ?.
-bool glob_match(const std::string& pattern, const std::string& name);
-
 /// Decoupled AdamW in torch's form, per update t = 1, 2, ...:
 ///   g' = c * g, c = min(1, clip_norm / (norm + 1e-6)); norm = |all gradients|_2, in double
 ///   p *= 1 - lr * wd

@@ -360,6 +360,13 @@ Recipe load_recipe(const std::filesystem::path& file, const std::vector<std::str
   return recipe_from(root, lookup);
 }
 
+Recipe with_overrides(const Recipe& recipe, const std::vector<std::string>& overrides,
+                      const FamilyLookup& lookup) {
+  config::Node root = config::parse_yaml_text(dump(recipe), "resolved recipe");
+  for (const std::string& text : overrides) config::apply_override(root, text);
+  return recipe_from(root, lookup);
+}
+
 std::string dump(const Recipe& recipe) {
   return config::dump_yaml(recipe);
 }

@@ -137,6 +137,10 @@ Recipe recipe_from(const config::Node& root, const FamilyLookup& lookup);
 /// A recipe of a family with every default, for help texts and the schema test.
 Recipe default_recipe(const models::ModelFamily& family);
 
+/// A copy of a recipe with overrides "a.b=c" applied, checked again.
+Recipe with_overrides(const Recipe& recipe, const std::vector<std::string>& overrides,
+                      const FamilyLookup& lookup);
+
 /// The resolved recipe as YAML.
 std::string dump(const Recipe& recipe);
 

@@ -113,7 +113,7 @@ void Run::prepare() {
   log::info("{}: {} samples of {} episodes for training, {} episodes held out",
             dataset_->root().string(), with_thousands(stream_->num_samples()),
             split.train_episodes.size(), split.val_episodes.size());
-  assembly_ = assemble(bound_, device_, initial_weights(recipe_));
+  assembly_ = assemble(bound_, device_);
   if (plan.resume_from) {
     const std::string print = state_.dataset_fingerprint;
     state_ = plan.state;

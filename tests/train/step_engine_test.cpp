@@ -44,7 +44,7 @@ std::vector<StepReport> run(const RunPlan& plan, EngineFacts* facts = nullptr) {
   const Recipe recipe = recipe_of(plan.overrides);
   apply_library_settings(recipe);
   const at::Device device = runtime::parse_device(recipe.train.device);
-  const Assembly assembly = assemble(recipe, device, "");
+  const Assembly assembly = assemble(recipe, device);
   std::vector<StepReport> out;
   int64_t updates = 0;
   for (int64_t step = 0; step < plan.steps; ++step) {

@@ -54,29 +54,10 @@ void Pi05Model::prepare(Pi05Batch& batch, bool to_buckets) const {
     batch.token_ids =
         at::cat({batch.token_ids, at::full({missing}, -1, batch.token_ids.options())});
   }
-  LayoutRequest request;
-  request.images_per_sample = batch.images_per_sample;
-  request.tokens_per_sample = batch.tokens_per_sample;
-  request.tokens_per_image = sizes_.vision.num_tokens();
-  request.text_rows = rows;
-  request.suffix_length = suffix_length();
-  request.packed = fused_.attention;
-  request.length_bound = length_bound(batch);
-  batch.layout = make_prefix_layout(request);
+  batch.layout = make_prefix_layout(layout_request(batch));
 }
 
-int64_t Pi05Model::length_bound(const Pi05Batch& batch) const {
-  int64_t images = 0, tokens = sizes_.token_limit;
-  for (const int64_t n : batch.images_per_sample) images = std::max(images, n);
-  for (const int64_t n : batch.tokens_per_sample) tokens = std::max(tokens, n);
-  return images * sizes_.vision.num_tokens() + tokens;
-}
-
-PrefixLayout Pi05Model::layout(const Pi05Batch& batch) const {
-  if (batch.layout) {
-    reserve_positions(*batch.layout);
-    return *batch.layout;
-  }
+LayoutRequest Pi05Model::layout_request(const Pi05Batch& batch) const {
   LayoutRequest request;
   request.images_per_sample = batch.images_per_sample;
   request.tokens_per_sample = batch.tokens_per_sample;
@@ -84,8 +65,19 @@ PrefixLayout Pi05Model::layout(const Pi05Batch& batch) const {
   request.text_rows = batch.token_ids.size(0);
   request.suffix_length = suffix_length();
   request.packed = fused_.attention;
-  request.length_bound = length_bound(batch);
-  PrefixLayout out = make_prefix_layout(request);
+  int64_t images = 0, tokens = sizes_.token_limit;
+  for (const int64_t n : batch.images_per_sample) images = std::max(images, n);
+  for (const int64_t n : batch.tokens_per_sample) tokens = std::max(tokens, n);
+  request.length_bound = images * request.tokens_per_image + tokens;
+  return request;
+}
+
+PrefixLayout Pi05Model::layout(const Pi05Batch& batch) const {
+  if (batch.layout) {
+    reserve_positions(*batch.layout);
+    return *batch.layout;
+  }
+  PrefixLayout out = make_prefix_layout(layout_request(batch));
   for (auto& [name, tensor] : out.tensors()) *tensor = tensor->to(batch.token_ids.device());
   reserve_positions(out);
   return out;

@@ -138,7 +138,7 @@ class Pi05Model : public nn::Module {
                     const at::Tensor& rows_valid) const;
   nn::RopeTable rope_rows(const at::Tensor& positions) const;
   void reserve_positions(const PrefixLayout& layout) const;
-  int64_t length_bound(const Pi05Batch& batch) const;
+  LayoutRequest layout_request(const Pi05Batch& batch) const;
   /// One prefix layer: from the stream and its norm to those behind the layer.
   PrefixState prefix_layer(size_t l, const nn::Normed& x, const PrefixLayout& layout,
                            const nn::RopeTable& rows) const;
