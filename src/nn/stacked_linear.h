@@ -3,15 +3,13 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <vector>
+#include "ops/stack_rows.h"
 
 namespace longship::nn {
 
-/// Rows of all tensors as one tensor [sum of rows, ...]: a view when they lie behind each other in
-/// one allocation (nn::Module::register_stack), else a copy.
-at::Tensor stack_rows(at::TensorList parts);
-/// Whether stack_rows gives a view.
-bool is_stacked(at::TensorList parts);
+// Parameters of one nn::Module::register_stack are views of one allocation.
+using ops::is_stacked;
+using ops::stack_rows;
 
 /// y = x W^T + b with W = stack_rows(weights), b = stack_rows(biases). x [..., in]; weights
 /// [out_i, in] in the dtype of x; biases [out_i] or empty. Returns [..., sum of out_i]. The

@@ -1,9 +1,7 @@
 // States and weight copies of the FP8 layers.
 #include "ops/fp8.h"
 
-#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/ranges.h>
 
@@ -12,6 +10,7 @@
 #include "base/error.h"
 #include "ops/fp8_check.h"
 #include "ops/fp8_internal.h"
+#include "ops/stack_rows.h"
 
 namespace longship::ops {
 
@@ -65,23 +64,12 @@ at::ScalarType Fp8State::format(int64_t index) const {
 
 at::Tensor stacked_rows(at::TensorList parts) {
   LS_CHECK(!parts.empty(), ShapeError, "stacked_rows: no parts");
-  int64_t rows = 0;
-  bool adjacent = !parts[0].is_meta();
-  const char* end = static_cast<const char*>(parts[0].const_data_ptr());
   for (const at::Tensor& part : parts) {
     LS_CHECK(part.dim() == 2 && part.size(1) == parts[0].size(1) &&
                  part.scalar_type() == parts[0].scalar_type() && part.device() == parts[0].device(),
              ShapeError, "stacked_rows: parts must be matrices of one width, dtype and device");
-    adjacent = adjacent && part.is_contiguous() && part.const_data_ptr() == end;
-    end += part.nbytes();
-    rows += part.size(0);
   }
-  if (parts.size() == 1) return parts[0].contiguous();
-  if (!adjacent) return at::cat(parts);
-  return at::for_blob(parts[0].data_ptr(), {rows, parts[0].size(1)})
-      .options(parts[0].options())
-      .target_device(parts[0].device())
-      .make_tensor();
+  return stack_rows(parts).contiguous();
 }
 
 void Fp8Weight::bind(at::TensorList weights, bool transposed) {

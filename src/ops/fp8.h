@@ -114,7 +114,7 @@ at::Tensor fp8_matmul(const at::Tensor& a, const at::Tensor& b, const at::Tensor
 
 // --- Weights ---
 
-/// The rows of all `parts` [N_i, K] as one matrix [sum N_i, K]: a view without owner where they are
+/// The rows of all `parts` [N_i, K] as one matrix [sum N_i, K]: a view where they are
 /// contiguous and each begins where the one before ends, else a copy.
 at::Tensor stacked_rows(at::TensorList parts);
 

@@ -1,12 +1,12 @@
 // Autograd of add_rms_norm and add_gate. Saved for backward: see rms_norm.h.
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
 #include <tuple>
 
-#include "base/error.h"
+#include "ops/handle.h"
 #include "ops/rms_norm.h"
+#include "ops/tensor_check.h"
 
 namespace longship::ops {
 namespace {
@@ -29,10 +29,9 @@ Tensor contiguous(const Tensor& gradient) {
 
 NormResult call_norm(const Tensor& h, const Tensor& branch, const OptionalTensor& gate,
                      const Tensor& scale, const OptionalTensor& shift, double eps) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("longship::add_rms_norm", "")
-                             .typed<NormResult(const Tensor&, const Tensor&, const OptionalTensor&,
-                                               const Tensor&, const OptionalTensor&, double)>();
+  static const auto op =
+      typed_op<NormResult(const Tensor&, const Tensor&, const OptionalTensor&, const Tensor&,
+                          const OptionalTensor&, double)>("longship::add_rms_norm");
   return op.call(h, branch, gate, scale, shift, eps);
 }
 
@@ -41,25 +40,21 @@ NormGradients call_norm_backward(const OptionalTensor& dh_out, const Tensor& dy,
                                  const OptionalTensor& branch, const OptionalTensor& gate,
                                  const Tensor& scale, const OptionalTensor& shift) {
   static const auto op =
-      c10::Dispatcher::singleton()
-          .findSchemaOrThrow("longship::add_rms_norm_backward", "")
-          .typed<NormGradients(const OptionalTensor&, const Tensor&, const Tensor&, const Tensor&,
-                               const OptionalTensor&, const OptionalTensor&, const Tensor&,
-                               const OptionalTensor&)>();
+      typed_op<NormGradients(const OptionalTensor&, const Tensor&, const Tensor&, const Tensor&,
+                             const OptionalTensor&, const OptionalTensor&, const Tensor&,
+                             const OptionalTensor&)>("longship::add_rms_norm_backward");
   return op.call(dh_out, dy, h_out, rstd, branch, gate, scale, shift);
 }
 
 Tensor call_gate(const Tensor& h, const Tensor& branch, const OptionalTensor& gate) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("longship::add_gate", "")
-                             .typed<Tensor(const Tensor&, const Tensor&, const OptionalTensor&)>();
+  static const auto op =
+      typed_op<Tensor(const Tensor&, const Tensor&, const OptionalTensor&)>("longship::add_gate");
   return op.call(h, branch, gate);
 }
 
 GateGradients call_gate_backward(const Tensor& dout, const Tensor& branch, const Tensor& gate) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("longship::add_gate_backward", "")
-                             .typed<GateGradients(const Tensor&, const Tensor&, const Tensor&)>();
+  static const auto op = typed_op<GateGradients(const Tensor&, const Tensor&, const Tensor&)>(
+      "longship::add_gate_backward");
   return op.call(dout, branch, gate);
 }
 
@@ -89,8 +84,7 @@ class AddRmsNormFunction : public torch::autograd::Function<AddRmsNormFunction> 
   }
 
   static tensor_list backward(AutogradContext* context, tensor_list gradients) {
-    LS_CHECK(!at::GradMode::is_enabled(), InternalError,
-             "add_rms_norm: second derivatives are not implemented");
+    check_first_derivative("add_rms_norm");
     tensor_list result(6);
     const Tensor dh_out = contiguous(gradients[0]);
     const Tensor dy = contiguous(gradients[1]);
@@ -126,8 +120,7 @@ class AddGateFunction : public torch::autograd::Function<AddGateFunction> {
   }
 
   static tensor_list backward(AutogradContext* context, tensor_list gradients) {
-    LS_CHECK(!at::GradMode::is_enabled(), InternalError,
-             "add_gate: second derivatives are not implemented");
+    check_first_derivative("add_gate");
     tensor_list result(3);
     if (!gradients[0].defined()) return result;
     const auto saved = context->get_saved_variables();

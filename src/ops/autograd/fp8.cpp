@@ -1,6 +1,5 @@
 // Calls of the FP8 operators. They have no derivatives of their own: fp8_linear and fp8_gated_mlp
 // define the gradients, so the autograd key only passes the calls on.
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
@@ -8,14 +7,10 @@
 #include "ops/fp8.h"
 #include "ops/fp8_check.h"
 #include "ops/fp8_internal.h"
+#include "ops/handle.h"
 
 namespace longship::ops {
 namespace {
-
-template <class Signature>
-auto find(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
-}
 
 OptionalTensor optional(const at::Tensor& t) {
   return t.defined() ? OptionalTensor(t) : std::nullopt;
@@ -52,15 +47,15 @@ TORCH_LIBRARY_IMPL(longship, Autograd, m) {
 }  // namespace
 
 at::Tensor fp8_amax(const at::Tensor& x) {
-  static const auto op = find<at::Tensor(const at::Tensor&)>("longship::fp8_amax");
+  static const auto op = typed_op<at::Tensor(const at::Tensor&)>("longship::fp8_amax");
   return op.call(x);
 }
 
 Fp8Matrix fp8_quantize(const at::Tensor& x, at::ScalarType format, const Fp8Scale& scale,
                        const Fp8Copies& copies) {
-  static const auto op = find<void(const at::Tensor&, const OptionalTensor&, int64_t, bool, double,
-                                   const OptionalTensor&, const OptionalTensor&, const at::Tensor&,
-                                   const OptionalTensor&)>("longship::fp8_quantize");
+  static const auto op = typed_op<void(
+      const at::Tensor&, const OptionalTensor&, int64_t, bool, double, const OptionalTensor&,
+      const OptionalTensor&, const at::Tensor&, const OptionalTensor&)>("longship::fp8_quantize");
   check_matrix("fp8_quantize", x);
   Fp8Matrix out = new_matrix(x, x.size(0), x.size(1), format, copies);
   op.call(x, optional(scale.states), scale.index, scale.record, scale.margin, optional(out.q),
@@ -71,8 +66,8 @@ Fp8Matrix fp8_quantize(const at::Tensor& x, at::ScalarType format, const Fp8Scal
 Fp8Matrix fp8_geglu_quantize(const at::Tensor& gate_up, at::ScalarType format,
                              const Fp8Scale& scale, const Fp8Copies& copies) {
   static const auto op =
-      find<void(const at::Tensor&, const OptionalTensor&, int64_t, bool, double,
-                const OptionalTensor&, const OptionalTensor&, const at::Tensor&)>(
+      typed_op<void(const at::Tensor&, const OptionalTensor&, int64_t, bool, double,
+                    const OptionalTensor&, const OptionalTensor&, const at::Tensor&)>(
           "longship::fp8_geglu_quantize");
   check_matrix("fp8_geglu_quantize", gate_up);
   LS_CHECK(!copies.column_sums.has_value(), ShapeError, "fp8_geglu_quantize: no column sums");
@@ -86,8 +81,8 @@ Fp8Matrix fp8_geglu_backward_quantize(const at::Tensor& dy, const at::Tensor& ga
                                       at::ScalarType format, const Fp8Scale& scale,
                                       const Fp8Copies& copies) {
   static const auto op =
-      find<void(const at::Tensor&, const at::Tensor&, const OptionalTensor&, int64_t, bool, double,
-                const OptionalTensor&, const OptionalTensor&, const at::Tensor&)>(
+      typed_op<void(const at::Tensor&, const at::Tensor&, const OptionalTensor&, int64_t, bool,
+                    double, const OptionalTensor&, const OptionalTensor&, const at::Tensor&)>(
           "longship::fp8_geglu_backward_quantize");
   check_matrix("fp8_geglu_backward_quantize", gate_up);
   LS_CHECK(!copies.column_sums.has_value(), ShapeError,
@@ -102,21 +97,22 @@ at::Tensor fp8_matmul(const at::Tensor& a, const at::Tensor& b, const at::Tensor
                       const at::Tensor& b_inv_scale, const std::optional<at::Tensor>& bias,
                       at::ScalarType dtype, bool fast_accumulation) {
   static const auto op =
-      find<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                      const OptionalTensor&, at::ScalarType, bool)>("longship::fp8_matmul");
+      typed_op<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                          const at::Tensor&, const OptionalTensor&, at::ScalarType, bool)>(
+          "longship::fp8_matmul");
   return op.call(a, b, a_inv_scale, b_inv_scale, bias, dtype, fast_accumulation);
 }
 
 void call_fp8_quantize_weights(at::TensorList weights, at::TensorList q, at::TensorList q_t,
                                at::TensorList scales, double margin) {
   static const auto op =
-      find<void(at::TensorList, at::TensorList, at::TensorList, at::TensorList, double)>(
+      typed_op<void(at::TensorList, at::TensorList, at::TensorList, at::TensorList, double)>(
           "longship::fp8_quantize_weights");
   op.call(weights, q, q_t, scales, margin);
 }
 
 void call_fp8_update_states(const at::Tensor& states) {
-  static const auto op = find<void(const at::Tensor&)>("longship::fp8_update_states");
+  static const auto op = typed_op<void(const at::Tensor&)>("longship::fp8_update_states");
   op.call(states);
 }
 

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "ops/fp8.h"
 #include "ops/fp8_internal.h"
+#include "ops/tensor_check.h"
 
 namespace longship::ops {
 namespace {
@@ -72,8 +73,7 @@ class Fp8GatedMlpFunction : public torch::autograd::Function<Fp8GatedMlpFunction
   }
 
   static tensor_list backward(AutogradContext* context, tensor_list gradients) {
-    LS_CHECK(!at::GradMode::is_enabled(), InternalError,
-             "fp8_gated_mlp: second derivatives are not implemented");
+    check_first_derivative("fp8_gated_mlp");
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     tensor_list out(6);  // x, gate, up, down, site, needs
     if (!gradients[0].defined()) return out;

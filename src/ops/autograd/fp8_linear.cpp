@@ -3,9 +3,9 @@
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "base/error.h"
 #include "ops/fp8.h"
 #include "ops/fp8_internal.h"
+#include "ops/tensor_check.h"
 
 namespace longship::ops {
 namespace {
@@ -59,8 +59,7 @@ class Fp8LinearFunction : public torch::autograd::Function<Fp8LinearFunction> {
   }
 
   static tensor_list backward(AutogradContext* context, tensor_list gradients) {
-    LS_CHECK(!at::GradMode::is_enabled(), InternalError,
-             "fp8_linear: second derivatives are not implemented");
+    check_first_derivative("fp8_linear");
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     auto& data = context->saved_data;
     const std::vector<int64_t> rows = data["rows"].toIntVector();

@@ -1,15 +1,15 @@
 // Autograd of layer_norm and add_layer_norm. Saved for backward: x or h_out, weight, mean, rstd,
 // and the biases for shape and dtype of their gradients.
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/sum.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
 #include <tuple>
 
-#include "base/error.h"
+#include "ops/handle.h"
 #include "ops/layer_norm.h"
 #include "ops/norm_check.h"
+#include "ops/tensor_check.h"
 
 namespace longship::ops {
 namespace {
@@ -28,28 +28,24 @@ OptionalTensor optional(const Tensor& tensor) {
 }
 
 NormResult call_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps) {
-  static const auto op =
-      c10::Dispatcher::singleton()
-          .findSchemaOrThrow("longship::layer_norm", "")
-          .typed<NormResult(const Tensor&, const Tensor&, const Tensor&, double)>();
+  static const auto op = typed_op<NormResult(const Tensor&, const Tensor&, const Tensor&, double)>(
+      "longship::layer_norm");
   return op.call(x, weight, bias, eps);
 }
 
 NormGradients call_norm_backward(const Tensor& dy, const Tensor& x, const Tensor& mean,
                                  const Tensor& rstd, const Tensor& weight, const Tensor& bias) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("longship::layer_norm_backward", "")
-                             .typed<NormGradients(const Tensor&, const Tensor&, const Tensor&,
-                                                  const Tensor&, const Tensor&, const Tensor&)>();
+  static const auto op =
+      typed_op<NormGradients(const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                             const Tensor&, const Tensor&)>("longship::layer_norm_backward");
   return op.call(dy, x, mean, rstd, weight, bias);
 }
 
 AddResult call_add(const Tensor& h, const Tensor& branch, const OptionalTensor& branch_bias,
                    const Tensor& weight, const Tensor& bias, double eps) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("longship::add_layer_norm", "")
-                             .typed<AddResult(const Tensor&, const Tensor&, const OptionalTensor&,
-                                              const Tensor&, const Tensor&, double)>();
+  static const auto op =
+      typed_op<AddResult(const Tensor&, const Tensor&, const OptionalTensor&, const Tensor&,
+                         const Tensor&, double)>("longship::add_layer_norm");
   return op.call(h, branch, branch_bias, weight, bias, eps);
 }
 
@@ -57,11 +53,9 @@ AddGradients call_add_backward(const OptionalTensor& dh_out, const Tensor& dy, c
                                const Tensor& mean, const Tensor& rstd, const Tensor& weight,
                                const Tensor& bias, const OptionalTensor& branch_bias) {
   static const auto op =
-      c10::Dispatcher::singleton()
-          .findSchemaOrThrow("longship::add_layer_norm_backward", "")
-          .typed<AddGradients(const OptionalTensor&, const Tensor&, const Tensor&, const Tensor&,
-                              const Tensor&, const Tensor&, const Tensor&,
-                              const OptionalTensor&)>();
+      typed_op<AddGradients(const OptionalTensor&, const Tensor&, const Tensor&, const Tensor&,
+                            const Tensor&, const Tensor&, const Tensor&, const OptionalTensor&)>(
+          "longship::add_layer_norm_backward");
   return op.call(dh_out, dy, h_out, mean, rstd, weight, bias, branch_bias);
 }
 
@@ -78,8 +72,7 @@ class LayerNormFunction : public torch::autograd::Function<LayerNormFunction> {
   }
 
   static tensor_list backward(AutogradContext* context, tensor_list gradients) {
-    LS_CHECK(!at::GradMode::is_enabled(), InternalError,
-             "layer_norm: second derivatives are not implemented");
+    check_first_derivative("layer_norm");
     tensor_list result(4);
     if (!gradients[0].defined()) return result;
     const auto saved = context->get_saved_variables();
@@ -103,8 +96,7 @@ class AddLayerNormFunction : public torch::autograd::Function<AddLayerNormFuncti
   }
 
   static tensor_list backward(AutogradContext* context, tensor_list gradients) {
-    LS_CHECK(!at::GradMode::is_enabled(), InternalError,
-             "add_layer_norm: second derivatives are not implemented");
+    check_first_derivative("add_layer_norm");
     tensor_list result(6);
     const Tensor& dh_out = gradients[0];
     const Tensor& dy = gradients[1];

@@ -1,13 +1,13 @@
 // Autograd of rms_norm. Saved for backward: x, scale, shift (shape and dtype of its gradient),
 // rstd.
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
 #include <tuple>
 
-#include "base/error.h"
+#include "ops/handle.h"
 #include "ops/rms_norm.h"
+#include "ops/tensor_check.h"
 
 namespace longship::ops {
 namespace {
@@ -20,20 +20,18 @@ using BackwardResult = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 
 ForwardResult call_forward(const at::Tensor& x, const at::Tensor& scale,
                            const OptionalTensor& shift, double eps) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("longship::rms_norm", "")
-                             .typed<ForwardResult(const at::Tensor&, const at::Tensor&,
-                                                  const OptionalTensor&, double)>();
+  static const auto op =
+      typed_op<ForwardResult(const at::Tensor&, const at::Tensor&, const OptionalTensor&, double)>(
+          "longship::rms_norm");
   return op.call(x, scale, shift, eps);
 }
 
 BackwardResult call_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& scale,
                              const at::Tensor& rstd, const OptionalTensor& shift) {
   static const auto op =
-      c10::Dispatcher::singleton()
-          .findSchemaOrThrow("longship::rms_norm_backward", "")
-          .typed<BackwardResult(const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                                const at::Tensor&, const OptionalTensor&)>();
+      typed_op<BackwardResult(const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                              const at::Tensor&, const OptionalTensor&)>(
+          "longship::rms_norm_backward");
   return op.call(dy, x, scale, rstd, shift);
 }
 
@@ -50,8 +48,7 @@ class RmsNormFunction : public torch::autograd::Function<RmsNormFunction> {
   }
 
   static tensor_list backward(AutogradContext* context, tensor_list gradients) {
-    LS_CHECK(!at::GradMode::is_enabled(), InternalError,
-             "rms_norm: second derivatives are not implemented");
+    check_first_derivative("rms_norm");
     tensor_list result(4);
     if (!gradients[0].defined()) return result;
     const auto saved = context->get_saved_variables();

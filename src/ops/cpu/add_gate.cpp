@@ -67,7 +67,7 @@ Tensor add_gate_cpu(const Tensor& h, const Tensor& branch, const OptionalTensor&
   const GroupedRows rows = check_grouped_rows("add_gate", h, {{"gate", gate}});
   check_like("add_gate", "branch", branch, h);
   Tensor out = at::empty_like(h);
-  cpu::dispatch_element("add_gate", h.scalar_type(), [&](auto element, auto acc) {
+  dispatch_float("add_gate", h.scalar_type(), [&](auto element, auto acc) {
     forward<decltype(element), decltype(acc)>(rows, h, branch, gate, out);
   });
   return out;
@@ -79,7 +79,7 @@ std::tuple<Tensor, Tensor> add_gate_backward_cpu(const Tensor& dout, const Tenso
   check_like("add_gate_backward", "branch", branch, dout);
   Tensor dbranch = at::empty_like(branch);
   Tensor dgate;
-  cpu::dispatch_element("add_gate_backward", dout.scalar_type(), [&](auto element, auto acc) {
+  dispatch_float("add_gate_backward", dout.scalar_type(), [&](auto element, auto acc) {
     dgate = backward<decltype(element), decltype(acc)>(rows, dout, branch, gate, dbranch);
   });
   return {dbranch, dgate};

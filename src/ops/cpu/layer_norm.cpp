@@ -53,7 +53,7 @@ Result forward(const GroupedRows& rows, const Tensor& h, const OptionalTensor& b
                const OptionalTensor& branch_bias, const Tensor& weight, const Tensor& bias,
                double eps) {
   const int64_t width = rows.width;
-  const auto statistics = h.options().dtype(cpu::kAccType<Acc>);
+  const auto statistics = h.options().dtype(acc_type<Acc>());
   Result result = {branch.has_value() ? at::empty_like(h) : Tensor(), at::empty_like(h),
                    at::empty({rows.num_rows}, statistics), at::empty({rows.num_rows}, statistics)};
   const GroupRows<Acc> branch_bias_rows(branch_bias), weight_rows(weight), bias_rows(bias);
@@ -161,7 +161,7 @@ std::tuple<Tensor, Tensor, Tensor> layer_norm_cpu(const Tensor& x, const Tensor&
                                                   const Tensor& bias, double eps) {
   const GroupedRows rows = check_rows("layer_norm", x, {{"weight", weight}, {"bias", bias}});
   Result r;
-  cpu::dispatch_element("layer_norm", x.scalar_type(), [&](auto element, auto acc) {
+  dispatch_float("layer_norm", x.scalar_type(), [&](auto element, auto acc) {
     r = forward<decltype(element), decltype(acc)>(rows, x, std::nullopt, std::nullopt, weight, bias,
                                                   eps);
   });
@@ -176,7 +176,7 @@ std::tuple<Tensor, Tensor, Tensor> layer_norm_backward_cpu(const Tensor& dy, con
   const GroupedRows rows = check_rows(kOp, x, {{"weight", weight}, {"bias", bias}});
   check_like(kOp, "dy", dy, x);
   Gradients g;
-  cpu::dispatch_element(kOp, x.scalar_type(), [&](auto element, auto acc) {
+  dispatch_float(kOp, x.scalar_type(), [&](auto element, auto acc) {
     g = backward<decltype(element), decltype(acc)>(rows, std::nullopt, dy, x, mean, rstd, weight,
                                                    bias, std::nullopt);
   });
@@ -191,7 +191,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> add_layer_norm_cpu(const Tensor& h, c
       "add_layer_norm", h, {{"branch_bias", branch_bias}, {"weight", weight}, {"bias", bias}});
   check_like("add_layer_norm", "branch", branch, h);
   Result r;
-  cpu::dispatch_element("add_layer_norm", h.scalar_type(), [&](auto element, auto acc) {
+  dispatch_float("add_layer_norm", h.scalar_type(), [&](auto element, auto acc) {
     r = forward<decltype(element), decltype(acc)>(rows, h, branch, branch_bias, weight, bias, eps);
   });
   return {r.h_out, r.y, r.mean, r.rstd};
@@ -207,7 +207,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> add_layer_norm_backward_cpu(
   check_like(kOp, "dy", dy, h_out);
   if (dh_out.has_value()) check_like(kOp, "dh_out", *dh_out, h_out);
   Gradients g;
-  cpu::dispatch_element(kOp, h_out.scalar_type(), [&](auto element, auto acc) {
+  dispatch_float(kOp, h_out.scalar_type(), [&](auto element, auto acc) {
     g = backward<decltype(element), decltype(acc)>(rows, dh_out, dy, h_out, mean, rstd, weight,
                                                    bias, branch_bias);
   });

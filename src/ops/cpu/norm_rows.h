@@ -1,6 +1,6 @@
 #pragma once
-// What the CPU implementations of the normalisations share: element types, parameters of groups of
-// rows, and sums over rows that do not depend on the number of threads.
+// What the CPU implementations of the normalisations share: parameters of groups of rows, and sums
+// over rows that do not depend on the number of threads.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/zeros.h>
@@ -8,33 +8,13 @@
 #include <algorithm>
 #include <cstdint>
 #include <optional>
-#include <type_traits>
 #include <vector>
 
 #include "base/error.h"
+#include "ops/cpu/float_types.h"
 #include "ops/norm_check.h"
 
 namespace longship::ops::cpu {
-
-template <class Acc>
-constexpr at::ScalarType kAccType = std::is_same_v<Acc, double> ? at::kDouble : at::kFloat;
-
-/// Calls `fn` with a value of the element type and of the accumulation type.
-template <class Fn>
-void dispatch_element(const char* op, at::ScalarType type, Fn&& fn) {
-  switch (type) {
-    case at::kFloat:
-      return fn(float{}, float{});
-    case at::kBFloat16:
-      return fn(at::BFloat16{}, float{});
-    case at::kDouble:
-      return fn(double{}, double{});
-    default:
-      throw ShapeError(
-          fmt::format("{}: dtype {} is not supported on the CPU; use float32, bfloat16 or float64",
-                      op, at::toString(type)));
-  }
-}
 
 /// A parameter [D] or [G, D] in the accumulation type.
 template <class Acc>
@@ -42,7 +22,7 @@ class GroupRows {
  public:
   explicit GroupRows(const std::optional<at::Tensor>& param) {
     if (!param.has_value()) return;
-    values_ = param->to(kAccType<Acc>).contiguous();
+    values_ = param->to(acc_type<Acc>()).contiguous();
     data_ = values_.const_data_ptr<Acc>();
     stride_ = values_.dim() == 2 && values_.size(0) > 1 ? values_.size(1) : 0;
   }
@@ -90,7 +70,7 @@ class ChunkSums {
   /// `otherwise` without it.
   at::Tensor total(const std::optional<at::Tensor>& param, const at::Tensor& otherwise) const {
     if (!param.has_value()) return at::zeros({0}, otherwise.options());
-    at::Tensor result = at::zeros(param->sizes(), param->options().dtype(kAccType<Acc>));
+    at::Tensor result = at::zeros(param->sizes(), param->options().dtype(acc_type<Acc>()));
     const bool grouped = param->dim() == 2 && param->size(0) > 1;
     Acc* data = result.mutable_data_ptr<Acc>();
     for (int64_t chunk = 0; chunk < chunks_.num_chunks; ++chunk) {

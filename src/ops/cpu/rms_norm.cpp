@@ -64,7 +64,7 @@ Tensor forward(const GroupedRows& rows, const Tensor& h, const OptionalTensor& b
                double eps, Tensor& h_out, Tensor& y) {
   const GroupRows<Acc> gate_rows(gate), scale_rows(scale), shift_rows(shift);
   const int64_t width = rows.width;
-  Tensor rstd = at::empty({rows.num_rows}, h.options().dtype(cpu::kAccType<Acc>));
+  Tensor rstd = at::empty({rows.num_rows}, h.options().dtype(acc_type<Acc>()));
   const T* h_data = h.const_data_ptr<T>();
   const T* branch_data = branch.has_value() ? branch->const_data_ptr<T>() : nullptr;
   T* x_data = branch.has_value() ? h_out.mutable_data_ptr<T>() : nullptr;
@@ -177,7 +177,7 @@ std::tuple<Tensor, Tensor> rms_norm_cpu(const Tensor& x, const Tensor& scale,
   const GroupedRows rows = check_grouped_rows("rms_norm", x, {{"scale", scale}, {"shift", shift}});
   Tensor y = at::empty_like(x);
   Tensor none, rstd;
-  cpu::dispatch_element("rms_norm", x.scalar_type(), [&](auto element, auto acc) {
+  dispatch_float("rms_norm", x.scalar_type(), [&](auto element, auto acc) {
     rstd = forward<decltype(element), decltype(acc)>(rows, x, std::nullopt, std::nullopt, scale,
                                                      shift, eps, none, y);
   });
@@ -191,7 +191,7 @@ std::tuple<Tensor, Tensor, Tensor> rms_norm_backward_cpu(const Tensor& dy, const
       check_grouped_rows("rms_norm_backward", x, {{"scale", scale}, {"shift", shift}});
   check_like("rms_norm_backward", "dy", dy, x);
   Gradients g;
-  cpu::dispatch_element("rms_norm_backward", x.scalar_type(), [&](auto element, auto acc) {
+  dispatch_float("rms_norm_backward", x.scalar_type(), [&](auto element, auto acc) {
     g = backward<decltype(element), decltype(acc)>(rows, std::nullopt, dy, x, rstd, std::nullopt,
                                                    std::nullopt, scale, shift);
   });
@@ -207,7 +207,7 @@ std::tuple<Tensor, Tensor, Tensor> add_rms_norm_cpu(const Tensor& h, const Tenso
   Tensor h_out = at::empty_like(h);
   Tensor y = at::empty_like(h);
   Tensor rstd;
-  cpu::dispatch_element("add_rms_norm", h.scalar_type(), [&](auto element, auto acc) {
+  dispatch_float("add_rms_norm", h.scalar_type(), [&](auto element, auto acc) {
     rstd = forward<decltype(element), decltype(acc)>(rows, h, branch, gate, scale, shift, eps,
                                                      h_out, y);
   });
@@ -225,7 +225,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> add_rms_norm_backward_cpu(
   if (dh_out.has_value()) check_like(kOp, "dh_out", *dh_out, h_out);
   if (gate.has_value()) check_like(kOp, "branch", branch.value(), h_out);
   Gradients g;
-  cpu::dispatch_element(kOp, h_out.scalar_type(), [&](auto element, auto acc) {
+  dispatch_float(kOp, h_out.scalar_type(), [&](auto element, auto acc) {
     g = backward<decltype(element), decltype(acc)>(rows, dh_out, dy, h_out, rstd, branch, gate,
                                                    scale, shift);
   });

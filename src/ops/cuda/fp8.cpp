@@ -11,16 +11,12 @@
 
 #include "base/error.h"
 #include "kernels/fp8/fp8.h"
+#include "ops/cuda/launch.h"
 #include "ops/fp8.h"
 #include "ops/fp8_check.h"
 
 namespace longship::ops {
 namespace {
-
-void check_launch(cudaError_t status, const char* op) {
-  LS_CHECK(status == cudaSuccess, DeviceError, "{}: {} ({})", op, cudaGetErrorString(status),
-           cudaGetErrorName(status));
-}
 
 /// `x` itself, or a copy where it does not begin at a multiple of 16 bytes.
 at::Tensor aligned(const at::Tensor& x) {
@@ -76,7 +72,7 @@ at::Tensor fp8_amax_cuda(const at::Tensor& x) {
                                                : kernels::ElementType::kBFloat16;
   args.partials = partials.mutable_data_ptr<float>();
   args.amax = amax.mutable_data_ptr<float>();
-  check_launch(kernels::fp8_amax(args, c10::cuda::getCurrentCUDAStream()), "fp8_amax");
+  check_launch("fp8_amax", kernels::fp8_amax(args, c10::cuda::getCurrentCUDAStream()));
   return amax;
 }
 
@@ -112,7 +108,7 @@ void fp8_quantize_cuda(const at::Tensor& x, const OptionalTensor& states, int64_
   args.cols = shape.cols;
   args.format = format_of(outputs.format());
   args.scale = scale_args(states, index, record, margin, outputs, partials);
-  check_launch(kernels::fp8_quantize(args, c10::cuda::getCurrentCUDAStream()), op);
+  check_launch(op, kernels::fp8_quantize(args, c10::cuda::getCurrentCUDAStream()));
 }
 
 /// `dy` undefined: forward.
@@ -137,9 +133,8 @@ void launch_geglu(const char* op, const at::Tensor& dy, const at::Tensor& gate_u
   args.format = format_of(outputs.format());
   args.scale = scale_args(states, index, record, margin, outputs, partials);
   const cudaStream_t stream = c10::cuda::getCurrentCUDAStream();
-  check_launch(dy.defined() ? kernels::fp8_geglu_backward_quantize(args, stream)
-                            : kernels::fp8_geglu_quantize(args, stream),
-               op);
+  check_launch(op, dy.defined() ? kernels::fp8_geglu_backward_quantize(args, stream)
+                                : kernels::fp8_geglu_quantize(args, stream));
 }
 
 void fp8_geglu_quantize_cuda(const at::Tensor& gate_up, const OptionalTensor& states, int64_t index,
@@ -175,18 +170,17 @@ void fp8_quantize_weights_cuda(at::TensorList weights, at::TensorList q, at::Ten
                     q_t.empty() ? nullptr : bytes_of(q_t[i], op),
                     scales[i].mutable_data_ptr<float>(), weights[i].size(0), weights[i].size(1)});
   }
-  check_launch(kernels::fp8_quantize_weights(args.data(), static_cast<int64_t>(args.size()),
-                                             target_of(at::kFloat8_e4m3fn, margin),
-                                             c10::cuda::getCurrentCUDAStream()),
-               op);
+  check_launch(op, kernels::fp8_quantize_weights(args.data(), static_cast<int64_t>(args.size()),
+                                                 target_of(at::kFloat8_e4m3fn, margin),
+                                                 c10::cuda::getCurrentCUDAStream()));
 }
 
 void fp8_update_states_cuda(const at::Tensor& states) {
   check_fp8_states(states);
   const c10::cuda::CUDAGuard guard(states.device());
-  check_launch(kernels::fp8_update_states(states.mutable_data_ptr<float>(), states.size(0),
-                                          states.size(1) - 2, c10::cuda::getCurrentCUDAStream()),
-               "fp8_update_states");
+  check_launch("fp8_update_states",
+               kernels::fp8_update_states(states.mutable_data_ptr<float>(), states.size(0),
+                                          states.size(1) - 2, c10::cuda::getCurrentCUDAStream()));
 }
 
 at::Tensor fp8_matmul_cuda(const at::Tensor& a, const at::Tensor& b, const at::Tensor& a_inv_scale,

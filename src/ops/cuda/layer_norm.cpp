@@ -10,6 +10,7 @@
 
 #include <tuple>
 
+#include "ops/cuda/launch.h"
 #include "ops/cuda/norm_args.h"
 #include "ops/norm_check.h"
 
@@ -50,7 +51,7 @@ Result forward(const char* op, const GroupedRows& rows, const Tensor& h,
   args.num_rows = rows.num_rows;
   args.width = rows.width;
   args.eps = static_cast<float>(eps);
-  cuda::check_launch(kernels::layer_norm_forward(args, c10::cuda::getCurrentCUDAStream()), op);
+  check_launch(op, kernels::layer_norm_forward(args, c10::cuda::getCurrentCUDAStream()));
   return result;
 }
 
@@ -83,7 +84,7 @@ Gradients backward(const char* op, const GroupedRows& rows, const OptionalTensor
   args.width = rows.width;
   const Tensor scratch = cuda::workspace(kernels::layer_norm_backward_workspace_bytes(args), x);
   args.workspace = scratch.defined() ? static_cast<float*>(scratch.mutable_data_ptr()) : nullptr;
-  cuda::check_launch(kernels::layer_norm_backward(args, c10::cuda::getCurrentCUDAStream()), op);
+  check_launch(op, kernels::layer_norm_backward(args, c10::cuda::getCurrentCUDAStream()));
   return g;
 }
 

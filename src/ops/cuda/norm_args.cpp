@@ -48,9 +48,4 @@ at::Tensor workspace(int64_t bytes, const at::Tensor& like) {
   return bytes == 0 ? at::Tensor() : at::empty({bytes}, like.options().dtype(at::kByte));
 }
 
-void check_launch(cudaError_t status, const char* op) {
-  LS_CHECK(status == cudaSuccess, DeviceError, "{}: {} ({})", op, cudaGetErrorString(status),
-           cudaGetErrorName(status));
-}
-
 }  // namespace longship::ops::cuda

@@ -2,7 +2,6 @@
 // From tensors to the plain arguments of the normalisation kernels.
 
 #include <ATen/core/Tensor.h>
-#include <cuda_runtime_api.h>
 
 #include <optional>
 
@@ -30,8 +29,5 @@ kernels::ParamGradient param_gradient(const std::optional<at::Tensor>& param,
 
 /// Uninitialised scratch memory of the caching allocator, undefined for 0 bytes.
 at::Tensor workspace(int64_t bytes, const at::Tensor& like);
-
-/// Throws DeviceError naming the operator unless the launch succeeded.
-void check_launch(cudaError_t status, const char* op);
 
 }  // namespace longship::ops::cuda

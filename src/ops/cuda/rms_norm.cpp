@@ -11,6 +11,7 @@
 #include <tuple>
 
 #include "kernels/rms_norm/add_gate.h"
+#include "ops/cuda/launch.h"
 #include "ops/cuda/norm_args.h"
 #include "ops/norm_check.h"
 
@@ -45,7 +46,7 @@ Tensor forward(const char* op, const GroupedRows& rows, const Tensor& h,
   args.num_groups = rows.num_groups;
   args.width = rows.width;
   args.eps = static_cast<float>(eps);
-  cuda::check_launch(kernels::rms_norm_forward(args, c10::cuda::getCurrentCUDAStream()), op);
+  check_launch(op, kernels::rms_norm_forward(args, c10::cuda::getCurrentCUDAStream()));
   return rstd;
 }
 
@@ -88,7 +89,7 @@ Gradients backward(const char* op, const GroupedRows& rows, const OptionalTensor
   args.width = rows.width;
   const Tensor scratch = cuda::workspace(kernels::rms_norm_backward_workspace_bytes(args), x);
   args.workspace = scratch.defined() ? static_cast<float*>(scratch.mutable_data_ptr()) : nullptr;
-  cuda::check_launch(kernels::rms_norm_backward(args, c10::cuda::getCurrentCUDAStream()), op);
+  check_launch(op, kernels::rms_norm_backward(args, c10::cuda::getCurrentCUDAStream()));
   return g;
 }
 
@@ -154,8 +155,7 @@ Tensor add_gate_cuda(const Tensor& h, const Tensor& branch, const OptionalTensor
   args.num_rows = rows.num_rows;
   args.num_groups = rows.num_groups;
   args.width = rows.width;
-  cuda::check_launch(kernels::add_gate_forward(args, c10::cuda::getCurrentCUDAStream()),
-                     "add_gate");
+  check_launch("add_gate", kernels::add_gate_forward(args, c10::cuda::getCurrentCUDAStream()));
   return out;
 }
 
@@ -180,7 +180,7 @@ std::tuple<Tensor, Tensor> add_gate_backward_cuda(const Tensor& dout, const Tens
   args.width = rows.width;
   const Tensor scratch = cuda::workspace(kernels::add_gate_backward_workspace_bytes(args), dout);
   args.workspace = scratch.defined() ? static_cast<float*>(scratch.mutable_data_ptr()) : nullptr;
-  cuda::check_launch(kernels::add_gate_backward(args, c10::cuda::getCurrentCUDAStream()), kOp);
+  check_launch(kOp, kernels::add_gate_backward(args, c10::cuda::getCurrentCUDAStream()));
   return {dbranch, dgate};
 }
 
