@@ -93,6 +93,7 @@ void Pi05Model::reserve_positions(const PrefixLayout& layout) const {
 }
 
 nn::RopeTable Pi05Model::rope_rows(const at::Tensor& positions) const {
+  if (fused_.rope) return {};  // the fused operator reads the table by position
   return {nn::select_rows(rope_.cos, positions), nn::select_rows(rope_.sin, positions)};
 }
 

@@ -136,6 +136,7 @@ class Pi05Model : public nn::Module {
   at::Tensor embed_prefix(const Pi05Batch& batch, const PrefixLayout& layout) const;
   Heads split_heads(const at::Tensor& qkv, const at::Tensor& positions, const nn::RopeTable& rows,
                     const at::Tensor& rows_valid) const;
+  /// The table's rows at `positions`; undefined where the fused rotation gathers them itself.
   nn::RopeTable rope_rows(const at::Tensor& positions) const;
   void reserve_positions(const PrefixLayout& layout) const;
   LayoutRequest layout_request(const Pi05Batch& batch) const;
