@@ -30,6 +30,7 @@ struct Options {
   std::string json;
   train::BenchOptions bench;
   int64_t find_batch = 0;
+  int64_t updates = 0;
   std::vector<std::string> only, against;
 };
 
@@ -79,7 +80,7 @@ int run_agree(const Options& options) {
   log::init(log::Level::kInfo);
   const train::Recipe recipe = recipe_of(options);
   const auto report = train::agree(recipe, options.against, dataset_of(options, recipe),
-                                   options.bench, &models::find_family);
+                                   options.bench, options.updates, &models::find_family);
   return write(report, options.json, train::agreement_text(report));
 }
 
@@ -138,6 +139,10 @@ void add_bench_command(CLI::App& app, std::function<int()>& action) {
       "agree", "Loss and gradients of one batch under two settings, from equal weights");
   add_recipe(*agree, *options);
   agree->add_option("--against", options->against, "Changes of the other setting")->required();
+  agree
+      ->add_option("--updates", options->updates,
+                   "Training steps on that batch before the two settings are compared")
+      ->check(CLI::Range(0, 100000));
   agree->callback([options, &action] { action = [options] { return run_agree(*options); }; });
 
   CLI::App* sample = bench->add_subcommand("sample", "Latency of sampling one action chunk");

@@ -138,16 +138,15 @@ Pair make_layer_norm(const NormShape& shape, const BenchContext& context) {
 Pair make_add_layer_norm(const NormShape& shape, const BenchContext& context) {
   const Inputs in(shape, context);
   const at::Tensor h = in.rows(), branch = in.rows(), bias = in.parameter()[0];
-  const at::Tensor branch_bias = in.parameter()[0], weight = (in.parameter(0.1) + 1)[0];
+  const at::Tensor weight = (in.parameter(0.1) + 1)[0];
   Pair pair;
-  pair.our_inputs = pair.library_inputs = {h, branch, branch_bias, weight, bias};
+  pair.our_inputs = pair.library_inputs = {h, branch, weight, bias};
   pair.ours = [=] {
-    const auto [h_out, y] =
-        ops::add_layer_norm(h, branch, branch_bias, weight, bias, kLayerNormEps);
+    const auto [h_out, y] = ops::add_layer_norm(h, branch, weight, bias, kLayerNormEps);
     return Tensors{h_out, y};
   };
   pair.library = [=] {
-    const at::Tensor h_out = h + (branch + branch_bias);
+    const at::Tensor h_out = h + branch;
     return Tensors{h_out, at::layer_norm(h_out, h.sizes().slice(1), weight, bias, kLayerNormEps)};
   };
   return pair;

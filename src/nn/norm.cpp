@@ -74,14 +74,14 @@ at::Tensor layer_norm(const at::Tensor& x, const at::Tensor& weight, const at::T
   return at::layer_norm(x, {x.size(-1)}, weight.to(dtype), bias.to(dtype), eps);
 }
 
-Normed add_layer_norm(const at::Tensor& h, const at::Tensor& branch, const at::Tensor& branch_bias,
-                      const at::Tensor& weight, const at::Tensor& bias, double eps, bool fused) {
+Normed add_layer_norm(const at::Tensor& h, const at::Tensor& branch, const at::Tensor& weight,
+                      const at::Tensor& bias, double eps, bool fused) {
   Normed out;
   if (fused) {
-    std::tie(out.h, out.y) = ops::add_layer_norm(h, branch, given(branch_bias), weight, bias, eps);
+    std::tie(out.h, out.y) = ops::add_layer_norm(h, branch, weight, bias, eps);
     return out;
   }
-  out.h = h + (branch_bias.defined() ? branch + branch_bias.to(branch.scalar_type()) : branch);
+  out.h = h + branch;
   out.y = layer_norm(out.h, weight, bias, eps, fused);
   return out;
 }

@@ -28,8 +28,8 @@ Normed add_rms_norm(const at::Tensor& h, const at::Tensor& branch, const at::Ten
 
 /// h' = h + (branch + branch_bias), y = layer_norm(h'). branch_bias [D] or undefined. y has the
 /// dtype of h. Same choice of `fused`.
-Normed add_layer_norm(const at::Tensor& h, const at::Tensor& branch, const at::Tensor& branch_bias,
-                      const at::Tensor& weight, const at::Tensor& bias, double eps, bool fused);
+Normed add_layer_norm(const at::Tensor& h, const at::Tensor& branch, const at::Tensor& weight,
+                      const at::Tensor& bias, double eps, bool fused);
 
 /// LayerNorm over the last dimension, statistics in fp32. x [..., D] -> same shape and dtype.
 at::Tensor layer_norm(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,

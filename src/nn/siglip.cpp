@@ -62,23 +62,19 @@ SiglipLayer::SiglipLayer(const SiglipSizes& sizes)
 
 Normed SiglipLayer::forward(const Normed& x, const LayerNorm& next,
                             const SiglipPrecision& precision, const Fused& fused) const {
-  const auto add = [&](const at::Tensor& h, const at::Tensor& product, const Linear& layer,
-                       const LayerNorm& norm) {
-    return add_layer_norm(h, product, fused.norms ? layer.bias : at::Tensor(), norm.weight,
-                          norm.bias, norm.eps(), fused.norms);
+  // The bias belongs into the product, before its only rounding: h and a rounded product often sum
+  // to the middle between two bf16 values, where any bias, however small, would decide.
+  const auto product = [](const at::Tensor& in, const Linear& layer, const Fp8Linear* fp8) {
+    return fp8 ? fp8->forward(in, {layer.weight}, layer.bias) : layer.forward(in);
   };
-  // Fused: the bias of a branch's last product is added together with the residual.
-  const auto product = [&](const at::Tensor& in, const Linear& layer, const Fp8Linear* fp8) {
-    const std::optional<at::Tensor> bias =
-        fused.norms ? std::nullopt : std::optional<at::Tensor>(layer.bias);
-    if (fp8) return fp8->forward(in, {layer.weight}, bias);
-    return bias ? layer.forward(in) : stacked_linear(in, {layer.weight});
+  const auto add = [&](const at::Tensor& h, const at::Tensor& branch, const LayerNorm& norm) {
+    return add_layer_norm(h, branch, norm.weight, norm.bias, norm.eps(), fused.norms);
   };
   const at::Tensor mixed = self_attn.mix(x.y.to(precision.gemm), fused);
-  const Normed middle = add(x.h, product(mixed, self_attn.out_proj, self_attn.fp8_out),
-                            self_attn.out_proj, layer_norm2);
+  const Normed middle =
+      add(x.h, product(mixed, self_attn.out_proj, self_attn.fp8_out), layer_norm2);
   const at::Tensor hidden = mlp.hidden(middle.y.to(precision.gemm), fused.activations);
-  return add(middle.h, product(hidden, mlp.fc2, mlp.fp8_fc2), mlp.fc2, next);
+  return add(middle.h, product(hidden, mlp.fc2, mlp.fp8_fc2), next);
 }
 
 SiglipTower::SiglipTower(const SiglipSizes& sizes)

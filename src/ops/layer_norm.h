@@ -4,7 +4,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <optional>
 #include <utility>
 
 namespace longship::ops {
@@ -18,13 +17,10 @@ namespace longship::ops {
 at::Tensor layer_norm(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                       double eps);
 
-/// (h_out, y): h_out = h + (branch + branch_bias) in fp32, rounded once to the dtype of h; y =
-/// layer_norm(h_out, weight, bias, eps) of the rounded h_out. h, branch [..., D] of one dtype;
-/// branch_bias [D] is the bias of the projection that made branch, added here so that the product
-/// needs no epilogue. Differentiable in all tensors, once, through either or both outputs. Saved
-/// for backward: h_out, weight, mean, rstd.
+/// (h_out, y): h_out = h + branch in fp32, rounded once to the dtype of h; y = layer_norm(h_out,
+/// weight, bias, eps) of the rounded h_out. h, branch [..., D] of one dtype. Differentiable in all
+/// tensors, once, through either or both outputs. Saved for backward: h_out, weight, mean, rstd.
 std::pair<at::Tensor, at::Tensor> add_layer_norm(const at::Tensor& h, const at::Tensor& branch,
-                                                 const std::optional<at::Tensor>& branch_bias,
                                                  const at::Tensor& weight, const at::Tensor& bias,
                                                  double eps);
 

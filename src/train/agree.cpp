@@ -13,7 +13,9 @@
 #include "data/split.h"
 #include "runtime/device.h"
 #include "runtime/speed_of_light.h"
+#include "train/assembly.h"
 #include "train/checkpoint_io.h"
+#include "train/schedule.h"
 #include "train/session.h"
 
 namespace longship::train {
@@ -44,26 +46,81 @@ std::pair<double, Gradients> one_step(const Recipe& recipe, const models::Batch&
   return {loss.item<double>(), std::move(out)};
 }
 
-/// `from` gives the weights where it is not null.
-std::unique_ptr<models::Policy> make_policy(const Recipe& recipe, models::Policy* from) {
+std::unique_ptr<models::Policy> copy_of(models::Policy& from, const Recipe& recipe) {
   const at::Device device = runtime::parse_device(recipe.train.device);
   auto policy = recipe.family->build(*recipe.model, build_options(recipe, device));
-  if (from != nullptr) {
-    const at::NoGradGuard no_grad;
-    const auto source = from->parameters(), target = policy->parameters();
-    for (size_t i = 0; i < source.size(); ++i) {
-      at::Tensor tensor = target[i].tensor;
-      tensor.copy_(source[i].tensor);
-    }
-    return policy;
+  const at::NoGradGuard no_grad;
+  const auto source = from.parameters(), target = policy->parameters();
+  for (size_t i = 0; i < source.size(); ++i) {
+    at::Tensor tensor = target[i].tensor;
+    tensor.copy_(source[i].tensor);
   }
-  fill_weights(*policy, recipe);
   return policy;
 }
 
+/// Weights of the recipe after `num_updates` of its steps on `batch`; their losses go to `losses`.
+std::unique_ptr<models::Policy> trained(const Recipe& recipe, const models::Batch& batch,
+                                        int64_t num_updates, std::vector<double>& losses) {
+  const at::Device device = runtime::parse_device(recipe.train.device);
+  if (num_updates == 0) {
+    auto policy = recipe.family->build(*recipe.model, build_options(recipe, device));
+    fill_weights(*policy, recipe);
+    return policy;
+  }
+  apply_library_settings(recipe);
+  Assembly assembly = assemble(recipe, device);
+  const Schedule schedule(recipe.optim.schedule, recipe.optim.lr, recipe.train.steps);
+  const auto scalars = [&](int64_t updates) {
+    return UpdateScalars{schedule.lr(updates),
+                         recipe.optim.weight_decay_ramp.value(recipe.optim.weight_decay, updates)};
+  };
+  for (int64_t i = 0; i < num_updates; ++i) {
+    std::vector<std::unique_ptr<models::Batch>> micro;
+    micro.push_back(batch.clone());
+    assembly.policy->prepare(*micro.back(), {static_cast<uint64_t>(recipe.train.seed), 0});
+    assembly.engine->submit(i, std::move(micro), i, scalars(i), scalars(i + 1));
+    const StepReport report = assembly.engine->take_report();
+    if (!report.fault.empty()) throw NonFiniteError("bench agree: " + report.fault);
+    losses.push_back(report.loss);
+  }
+  for (const models::ParamInfo& info : assembly.policy->parameters()) {
+    at::Tensor tensor = info.tensor;
+    tensor.mutable_grad().reset();
+  }
+  return std::move(assembly.policy);
+}
+
+/// Sums over the elements of one or several gradients: a of the first setting, b of the second.
 struct Sums {
   double dot = 0, a = 0, b = 0;
+  double signed_b = 0;  // sum of sign(a) * b: what b promises for a step along the signs of a
+  double l1_b = 0;
+
+  void add(const Sums& other) {
+    dot += other.dot;
+    a += other.a;
+    b += other.b;
+    signed_b += other.signed_b;
+    l1_b += other.l1_b;
+  }
+  double cosine() const {
+    const double scale = std::sqrt(a * b);
+    return scale > 0 ? dot / scale : (a == b ? 1 : 0);
+  }
+  nlohmann::json json() const {
+    return {{"cosine", cosine()},
+            {"norm", runtime::rounded(std::sqrt(a))},
+            {"norm_other", runtime::rounded(std::sqrt(b))},
+            {"l1_other", runtime::rounded(l1_b)},
+            {"sign_agreement", l1_b > 0 ? signed_b / l1_b : 1}};
+  }
 };
+
+Sums sums_of(const at::Tensor& first, const at::Tensor& second) {
+  const at::Tensor x = first.flatten().to(at::kFloat), y = second.flatten().to(at::kFloat);
+  return {x.dot(y).item<double>(), x.dot(x).item<double>(), y.dot(y).item<double>(),
+          x.sign().dot(y).item<double>(), y.abs().sum().item<double>()};
+}
 
 }  // namespace
 
@@ -77,37 +134,37 @@ std::string layer_group(const std::string& name) {
 
 nlohmann::json agree(const Recipe& recipe, const std::vector<std::string>& overrides,
                      std::shared_ptr<const data::Dataset> dataset, const BenchOptions& options,
-                     const FamilyLookup& lookup) {
+                     int64_t num_updates, const FamilyLookup& lookup) {
   const Recipe first = changed(recipe, {}, dataset, lookup);
   const Recipe second = changed(recipe, overrides, dataset, lookup);
   const auto batch = first_batch(first, dataset, options);
-  const auto policy = make_policy(first, nullptr);
-  const auto other = make_policy(second, policy.get());
+  std::vector<double> losses;
+  const auto policy = trained(first, *batch, num_updates, losses);
+  const auto other = copy_of(*policy, second);
   const auto [loss, grads] = one_step(first, *batch, *policy);
   const auto [loss_other, grads_other] = one_step(second, *batch, *other);
+  nlohmann::json out;
   std::map<std::string, Sums> groups;
   for (const auto& [name, a] : grads) {
     if (name.ends_with("k_proj.bias")) continue;  // its true gradient is zero
     const auto it = grads_other.find(name);
     LS_CHECK(it != grads_other.end(), InternalError, "'{}' has a gradient in one setting only",
              name);
-    const at::Tensor x = a.flatten().to(at::kFloat), y = it->second.flatten().to(at::kFloat);
-    Sums& sums = groups[layer_group(name)];
-    sums.dot += x.dot(y).item<double>();
-    sums.a += x.dot(x).item<double>();
-    sums.b += y.dot(y).item<double>();
+    const Sums sums = sums_of(a, it->second);
+    groups[layer_group(name)].add(sums);
+    nlohmann::json row = sums.json();
+    row["tensor"] = name;
+    out["tensors"].push_back(std::move(row));
   }
-  nlohmann::json out;
   double worst = 1;
   for (const auto& [group, sums] : groups) {
-    const double scale = std::sqrt(sums.a * sums.b);
-    const double cosine = scale > 0 ? sums.dot / scale : (sums.a == sums.b ? 1 : 0);
-    worst = std::min(worst, cosine);
-    out["groups"].push_back({{"group", group},
-                             {"cosine", cosine},
-                             {"norm", runtime::rounded(std::sqrt(sums.a))},
-                             {"norm_other", runtime::rounded(std::sqrt(sums.b))}});
+    worst = std::min(worst, sums.cosine());
+    nlohmann::json row = sums.json();
+    row["group"] = group;
+    out["groups"].push_back(std::move(row));
   }
+  out["updates"] = num_updates;
+  out["losses_before"] = losses;
   out["loss"] = loss;
   out["loss_other"] = loss_other;
   out["loss_error"] = std::abs(loss - loss_other) / std::max(std::abs(loss_other), 1e-30);

@@ -1,5 +1,5 @@
-// layer_norm (inputs x, weight, bias) and add_layer_norm (inputs h, branch, branch_bias, weight,
-// bias; outputs h_out, y).
+// layer_norm (inputs x, weight, bias) and add_layer_norm (inputs h, branch, weight, bias; outputs
+// h_out, y).
 #include "ops/layer_norm.h"
 
 #include <ATen/Parallel.h>
@@ -18,7 +18,6 @@ namespace {
 
 using test::Op;
 using test::OpRun;
-using test::optional;
 using test::random;
 using test::run_op;
 using test::Tensors;
@@ -30,7 +29,7 @@ Tensors plain(const Tensors& in) {
 }
 
 Tensors fused(const Tensors& in) {
-  auto [h_out, y] = add_layer_norm(in[0], in[1], optional(in[2]), in[3], in[4], kEps);
+  auto [h_out, y] = add_layer_norm(in[0], in[1], in[2], in[3], kEps);
   return {h_out, y};
 }
 
@@ -40,28 +39,26 @@ Tensors plain_composite(const Tensors& in) {
 }
 
 Tensors composite(const Tensors& in) {
-  const at::Tensor h_out = in[0] + (in[2].defined() ? in[1] + in[2] : in[1]);
-  return {h_out, plain_composite({h_out, in[3], in[4]})[0]};
+  const at::Tensor h_out = in[0] + in[1];
+  return {h_out, plain_composite({h_out, in[2], in[3]})[0]};
 }
 
 struct Case {
   int64_t rows, width;
-  bool branch_bias = true;
 };
 
 void PrintTo(const Case& c, std::ostream* out) {
-  *out << c.rows << "x" << c.width << (c.branch_bias ? ", branch bias" : "");
+  *out << c.rows << "x" << c.width;
 }
 
 Tensors inputs_of(const Case& c, at::ScalarType type = at::kDouble,
                   at::ScalarType param_type = at::kDouble) {
   return {random({c.rows, c.width}, type), random({c.rows, c.width}, type),
-          c.branch_bias ? random({c.width}, param_type) : at::Tensor(),
           random({c.width}, param_type), random({c.width}, param_type)};
 }
 
 Tensors without_addition(const Tensors& in) {
-  return {in[0], in[3], in[4]};
+  return {in[0], in[2], in[3]};
 }
 
 class LayerNormCases : public ::testing::TestWithParam<Case> {};
@@ -91,8 +88,8 @@ TEST_P(LayerNormCases, AdditionMatchesDefinitionAndItsGradients) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, LayerNormCases,
-                         ::testing::Values(Case{1, 2}, Case{7, 5, false}, Case{130, 33},
-                                           Case{64, 48, false}, Case{200, 65}));
+                         ::testing::Values(Case{1, 2}, Case{7, 5}, Case{130, 33}, Case{64, 48},
+                                           Case{200, 65}));
 
 TEST(LayerNorm, NumericalGradientInFloat64) {
   const Case c = {5, 6};
@@ -115,17 +112,15 @@ TEST(LayerNorm, LargeMeanKeepsTheVariance) {
 TEST(LayerNorm, BFloat16RoundsOnceAndNormalisesTheRounded) {
   const Tensors in = inputs_of({40, 64}, at::kBFloat16, at::kFloat);
   const Tensors out = fused(in);
-  EXPECT_TRUE(
-      at::equal(out[0], (in[0].to(at::kFloat) + (in[1].to(at::kFloat) + in[2])).to(at::kBFloat16)));
-  EXPECT_TRUE(at::equal(out[1], plain({out[0], in[3], in[4]})[0]));
-  const at::Tensor expected = plain_composite({out[0].to(at::kFloat), in[3], in[4]})[0];
+  EXPECT_TRUE(at::equal(out[0], (in[0].to(at::kFloat) + in[1].to(at::kFloat)).to(at::kBFloat16)));
+  EXPECT_TRUE(at::equal(out[1], plain({out[0], in[2], in[3]})[0]));
+  const at::Tensor expected = plain_composite({out[0].to(at::kFloat), in[2], in[3]})[0];
   test::expect_same_arithmetic(expected.to(at::kBFloat16), out[1], "y");
 }
 
 TEST(LayerNorm, GradientsHaveTheDtypeOfTheirParameter) {
   Tensors in = inputs_of({8, 16}, at::kBFloat16, at::kFloat);
-  in[2] = in[2].to(at::kBFloat16);
-  in[4] = in[4].to(at::kBFloat16);
+  in[3] = in[3].to(at::kBFloat16);
   const at::Tensor ones = at::zeros({8, 16}, in[0].options()).fill_(1);
   for (const Tensors& gradients : {Tensors{ones, ones}, Tensors{ones, {}}}) {
     const OpRun run = run_op(fused, in, gradients);
@@ -154,7 +149,7 @@ TEST(LayerNorm, SameBitsForAnyNumberOfThreads) {
 TEST(LayerNorm, ZeroRowsGiveZeroParameterGradients) {
   const OpRun run = run_op(fused, inputs_of({0, 8}), {random({0, 8}), random({0, 8})});
   EXPECT_EQ(run.outputs[1].sizes(), at::IntArrayRef({0, 8}));
-  for (size_t i = 2; i < 5; ++i)
+  for (size_t i = 2; i < 4; ++i)
     EXPECT_TRUE(at::equal(run.gradients[i], at::zeros({8}, at::kDouble)));
 }
 
@@ -162,10 +157,10 @@ TEST(LayerNorm, MetaShapesEqualRealShapes) {
   const auto options = at::TensorOptions().device(at::kMeta);
   const auto matrix = [&] { return at::empty({2, 3, 16}, options); };
   const auto vector = [&] { return at::empty({16}, options); };
-  Tensors in = {matrix(), matrix(), vector(), vector(), vector()};
+  Tensors in = {matrix(), matrix(), vector(), vector()};
   for (at::Tensor& t : in) t.set_requires_grad(true);
   const Tensors out = fused(in);
-  const at::Tensor y = plain({in[0], in[3], in[4]})[0];
+  const at::Tensor y = plain({in[0], in[2], in[3]})[0];
   torch::autograd::backward({out[0], out[1], y}, {matrix(), matrix(), matrix()});
   for (const at::Tensor& t : in) EXPECT_EQ(t.grad().sizes(), t.sizes());
   EXPECT_EQ(out[1].sizes(), in[0].sizes());
@@ -192,35 +187,23 @@ struct GpuCase {
 };
 
 std::vector<GpuCase> gpu_cases() {
-  return {{{7, 1}},
-          {{7, 5}},
-          {{300, 33, false}},
-          {{64, 64}},
-          {{70, 72}},
-          {{2000, 1152}},
-          {{900, 1152, false}},
-          {{300, 1152}, true},
-          {{1500, 1024}},
-          {{1300, 2048}},
-          {{700, 4096}},
-          {{40, 4104}},
-          {{40, 5001, false}},
-          {{2500, 256}},
-          {{5, 1152}}};
+  return {{{7, 1}},       {{7, 5}},      {{300, 33}},         {{64, 64}},     {{70, 72}},
+          {{2000, 1152}}, {{900, 1152}}, {{300, 1152}, true}, {{1500, 1024}}, {{1300, 2048}},
+          {{700, 4096}},  {{40, 4104}},  {{40, 5001}},        {{2500, 256}},  {{5, 1152}}};
 }
 
-/// Error of the gradients of {x}, or {h, branch, branch_bias}, beside the usual one. Only for one
+/// Error of the gradients of {x}, or {h, branch}, beside the usual one. Only for one
 /// column: there x - mean is 0, so that the gradient through the norm, rstd * (d - mean(d)) with
 /// d = dy * weight, is 0 and rstd is 1 / sqrt(eps), 1000. The kernel may take product and
 /// difference in one rounding (fma), which leaves the rounding of mean(d), up to 2^-24 |d|; rstd
-/// makes that visible. branch_bias sums it over the rows.
+/// makes that visible.
 std::vector<double> one_column_error(const Case& c, const at::Tensor& dy, const at::Tensor& weight,
                                      bool addition) {
   if (c.width > 1) return {};
   const at::Tensor d = dy.to(at::kDouble) * weight.to(at::kDouble);
   const double error = std::ldexp(d.abs().max().item<double>(), -24) / std::sqrt(kEps);
   if (!addition) return {error};
-  return {error, error, static_cast<double>(c.rows) * error};
+  return {error, error};
 }
 
 TEST(LayerNormGpu, MatchesCpu) {
@@ -235,7 +218,7 @@ TEST(LayerNormGpu, MatchesCpu) {
         const Tensors inputs = inputs_of(s, type, param_type);
         const Tensors gradients = {random({s.rows, s.width}, type),
                                    random({s.rows, s.width}, type)};
-        const at::Tensor &dy = gradients[1], &weight = inputs[3];
+        const at::Tensor &dy = gradients[1], &weight = inputs[2];
         test::expect_gpu_matches_cpu(fused, inputs, gradients, c.offset, "add, " + what,
                                      one_column_error(s, dy, weight, true));
         test::expect_gpu_matches_cpu(plain, without_addition(inputs), {dy}, c.offset, what,

@@ -1,6 +1,6 @@
 #pragma once
 // Layer normalisation, alone or after a residual addition:
-//   x    = h + (branch + branch_bias), rounded to the element type   (without branch: x is given)
+//   x    = h + branch, rounded to the element type   (without branch: x is given)
 //   mean = mean(x), rstd = 1 / sqrt(mean((x - mean)^2) + eps)
 //   y    = (x - mean) * rstd * weight + bias
 // Everything in fp32, the variance from deviations; y rounded to the element type. Host API of the
@@ -20,7 +20,6 @@ namespace longship::kernels {
 struct LayerNormArgs {
   const void* h = nullptr;
   const void* branch = nullptr;  // null: no addition, x = h
-  ParamRows branch_bias;         // null: none
   ParamRows weight;
   ParamRows bias;
   void* h_out = nullptr;  // x, written only with a branch
@@ -35,8 +34,7 @@ struct LayerNormArgs {
 
 /// Gradients of the above, with x_hat = (x - mean) * rstd and d = dy * weight:
 ///   dh = dh_out + rstd * (d - mean(d) - x_hat * mean(d * x_hat)),  the gradient of branch as well
-///   dweight = sum of dy * x_hat,  dbias = sum of dy,  dbranch_bias = sum of dh     over all rows
-/// dh enters dbranch_bias before it is rounded.
+///   dweight = sum of dy * x_hat,  dbias = sum of dy   over all rows
 struct LayerNormBackwardArgs {
   const void* dh_out = nullptr;  // null: zero
   const void* dy = nullptr;
@@ -47,7 +45,6 @@ struct LayerNormBackwardArgs {
   void* dh = nullptr;
   ParamGradient dweight;
   ParamGradient dbias;
-  ParamGradient dbranch_bias;  // null: not wanted
   float* workspace = nullptr;  // layer_norm_backward_workspace_bytes
   int64_t num_rows = 0;
   int64_t width = 0;

@@ -23,7 +23,6 @@ constexpr int kN = kColumnsPerThread;
 struct Partials {
   float* weight = nullptr;
   float* bias = nullptr;
-  float* branch_bias = nullptr;
 };
 
 template <class T>
@@ -50,7 +49,7 @@ __device__ inline Inputs<T> load_inputs(const LayerNormBackwardArgs& a, const Ro
   return in;
 }
 
-template <class T, bool kBranchBias>
+template <class T>
 __global__ void __launch_bounds__(kMaxRowThreads)
     layer_norm_backward_kernel(const LayerNormBackwardArgs a, const RowPlan plan,
                                const Partials partials) {
@@ -62,7 +61,7 @@ __global__ void __launch_bounds__(kMaxRowThreads)
   const bool active = owns_columns(plan);
   float weight[kN];
   if (active) load_param(a.weight, 0, threadIdx.x * kN, 1.0f, weight);
-  float weight_sum[kN] = {}, bias_sum[kN] = {}, branch_bias_sum[kN] = {};
+  float weight_sum[kN] = {}, bias_sum[kN] = {};
   const uint32_t step = static_cast<uint32_t>(rows.step);
   uint32_t row = static_cast<uint32_t>(rows.first);
   Inputs<T> next;
@@ -92,17 +91,11 @@ __global__ void __launch_bounds__(kMaxRowThreads)
     float dh[kN];
     unpack(in.dh_out, dh);
 #pragma unroll
-    for (int i = 0; i < kN; ++i) {
-      dh[i] += in.rstd * (dy[i] - mean_d - x_hat[i] * mean_dx);
-      if constexpr (kBranchBias) branch_bias_sum[i] += dh[i];
-    }
+    for (int i = 0; i < kN; ++i) dh[i] += in.rstd * (dy[i] - mean_d - x_hat[i] * mean_dx);
     store_at<T>(a.dh, vector_at(plan, row), dh);
   }
   store_partial(weight_sum, columns, partials.weight, a.width, active);
   store_partial(bias_sum, columns, partials.bias, a.width, active);
-  if (kBranchBias) {
-    store_partial(branch_bias_sum, columns, partials.branch_bias, a.width, active);
-  }
 }
 
 /// Any width and alignment: a block of kAnyThreads for a row, which it reads twice. Threads add to
@@ -142,7 +135,6 @@ __global__ void __launch_bounds__(kAnyThreads)
       static_cast<T*>(a.dh)[base + i] = from_float<T>(dh);
       add(partials.weight, i, dy_i * x_hat);
       add(partials.bias, i, dy_i);
-      if (partials.branch_bias != nullptr) add(partials.branch_bias, i, dh);
     }
   }
 }
@@ -169,19 +161,16 @@ void launch(const LayerNormBackwardArgs& a, const Plan& plan, const Partials& pa
                    static_cast<unsigned>(plan.rows.teams));
   if (!plan.vectors) {
     layer_norm_backward_any_kernel<T><<<grid, block, 0, stream>>>(a, plan.rows, partials);
-  } else if (a.dbranch_bias.data != nullptr) {
-    layer_norm_backward_kernel<T, true><<<grid, block, 0, stream>>>(a, plan.rows, partials);
   } else {
-    layer_norm_backward_kernel<T, false><<<grid, block, 0, stream>>>(a, plan.rows, partials);
+    layer_norm_backward_kernel<T><<<grid, block, 0, stream>>>(a, plan.rows, partials);
   }
 }
 
 }  // namespace
 
 int64_t layer_norm_backward_workspace_bytes(const LayerNormBackwardArgs& args) {
-  const int64_t num_sums = args.dbranch_bias.data != nullptr ? 3 : 2;
-  return num_sums * make_plan(args).rows.num_blocks * args.width *
-         static_cast<int64_t>(sizeof(float));
+  constexpr int64_t kSums = 2;
+  return kSums * make_plan(args).rows.num_blocks * args.width * static_cast<int64_t>(sizeof(float));
 }
 
 cudaError_t layer_norm_backward(const LayerNormBackwardArgs& args, cudaStream_t stream) {
@@ -191,7 +180,6 @@ cudaError_t layer_norm_backward(const LayerNormBackwardArgs& args, cudaStream_t 
   Partials partials;
   partials.weight = args.workspace;
   partials.bias = args.workspace + partial_size;
-  if (args.dbranch_bias.data != nullptr) partials.branch_bias = args.workspace + 2 * partial_size;
   if (plan.rows.num_blocks > 0) {
     if (args.element == ElementType::kFloat32) {
       launch<float>(args, plan, partials, stream);
@@ -202,9 +190,8 @@ cudaError_t layer_norm_backward(const LayerNormBackwardArgs& args, cudaStream_t 
     if (status != cudaSuccess) return status;
   }
   const ColumnSum sums[] = {{partials.weight, plan.rows.num_blocks, args.dweight},
-                            {partials.bias, plan.rows.num_blocks, args.dbias},
-                            {partials.branch_bias, plan.rows.num_blocks, args.dbranch_bias}};
-  return column_sums(sums, 3, args.width, stream);
+                            {partials.bias, plan.rows.num_blocks, args.dbias}};
+  return column_sums(sums, 2, args.width, stream);
 }
 
 }  // namespace longship::kernels

@@ -44,9 +44,8 @@ __global__ void __launch_bounds__(kMaxRowThreads, 2)
   const TeamRows rows = team_rows(plan);
   const int column = threadIdx.x * kN;
   const bool active = owns_columns(plan);
-  float branch_bias[kN], weight[kN], bias[kN];
+  float weight[kN], bias[kN];
   if (active) {
-    load_param(a.branch_bias, 0, column, 0.0f, branch_bias);
     load_param(a.weight, 0, column, 1.0f, weight);
     load_param(a.bias, 0, column, 0.0f, bias);
   }
@@ -64,7 +63,7 @@ __global__ void __launch_bounds__(kMaxRowThreads, 2)
       float branch[kN];
       unpack(in.branch, branch);
 #pragma unroll
-      for (int i = 0; i < kN; ++i) x[i] += branch[i] + branch_bias[i];
+      for (int i = 0; i < kN; ++i) x[i] += branch[i];
       unpack(store_at<T>(a.h_out, at, x), x);
     }
     float sum[1] = {0.0f};
@@ -108,7 +107,7 @@ __global__ void __launch_bounds__(kBlockThreads)
       float x = to_float(h[i]);
       if constexpr (kAdd) {
         const float branch = to_float(static_cast<const T*>(a.branch)[row * a.width + i]);
-        const T rounded = from_float<T>(x + (branch + param_at(a.branch_bias, 0, i, 0.0f)));
+        const T rounded = from_float<T>(x + branch);
         static_cast<T*>(a.h_out)[row * a.width + i] = rounded;
         x = to_float(rounded);
       }

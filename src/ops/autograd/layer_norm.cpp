@@ -1,6 +1,5 @@
 // Autograd of layer_norm and add_layer_norm. Saved for backward: x or h_out, weight, mean, rstd,
-// and the biases for shape and dtype of their gradients.
-#include <ATen/ops/sum.h>
+// and the bias for shape and dtype of its gradient.
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
@@ -21,11 +20,6 @@ using OptionalTensor = std::optional<at::Tensor>;
 using NormResult = std::tuple<Tensor, Tensor, Tensor>;
 using NormGradients = std::tuple<Tensor, Tensor, Tensor>;
 using AddResult = std::tuple<Tensor, Tensor, Tensor, Tensor>;
-using AddGradients = std::tuple<Tensor, Tensor, Tensor, Tensor>;
-
-OptionalTensor optional(const Tensor& tensor) {
-  return tensor.defined() ? OptionalTensor(tensor) : std::nullopt;
-}
 
 NormResult call_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps) {
   static const auto op = typed_op<NormResult(const Tensor&, const Tensor&, const Tensor&, double)>(
@@ -41,22 +35,22 @@ NormGradients call_norm_backward(const Tensor& dy, const Tensor& x, const Tensor
   return op.call(dy, x, mean, rstd, weight, bias);
 }
 
-AddResult call_add(const Tensor& h, const Tensor& branch, const OptionalTensor& branch_bias,
-                   const Tensor& weight, const Tensor& bias, double eps) {
+AddResult call_add(const Tensor& h, const Tensor& branch, const Tensor& weight, const Tensor& bias,
+                   double eps) {
   static const auto op =
-      typed_op<AddResult(const Tensor&, const Tensor&, const OptionalTensor&, const Tensor&,
-                         const Tensor&, double)>("longship::add_layer_norm");
-  return op.call(h, branch, branch_bias, weight, bias, eps);
+      typed_op<AddResult(const Tensor&, const Tensor&, const Tensor&, const Tensor&, double)>(
+          "longship::add_layer_norm");
+  return op.call(h, branch, weight, bias, eps);
 }
 
-AddGradients call_add_backward(const OptionalTensor& dh_out, const Tensor& dy, const Tensor& h_out,
-                               const Tensor& mean, const Tensor& rstd, const Tensor& weight,
-                               const Tensor& bias, const OptionalTensor& branch_bias) {
+NormGradients call_add_backward(const OptionalTensor& dh_out, const Tensor& dy, const Tensor& h_out,
+                                const Tensor& mean, const Tensor& rstd, const Tensor& weight,
+                                const Tensor& bias) {
   static const auto op =
-      typed_op<AddGradients(const OptionalTensor&, const Tensor&, const Tensor&, const Tensor&,
-                            const Tensor&, const Tensor&, const Tensor&, const OptionalTensor&)>(
+      typed_op<NormGradients(const OptionalTensor&, const Tensor&, const Tensor&, const Tensor&,
+                             const Tensor&, const Tensor&, const Tensor&)>(
           "longship::add_layer_norm_backward");
-  return op.call(dh_out, dy, h_out, mean, rstd, weight, bias, branch_bias);
+  return op.call(dh_out, dy, h_out, mean, rstd, weight, bias);
 }
 
 class LayerNormFunction : public torch::autograd::Function<LayerNormFunction> {
@@ -85,11 +79,10 @@ class LayerNormFunction : public torch::autograd::Function<LayerNormFunction> {
 class AddLayerNormFunction : public torch::autograd::Function<AddLayerNormFunction> {
  public:
   static tensor_list forward(AutogradContext* context, const Tensor& h, const Tensor& branch,
-                             const OptionalTensor& branch_bias, const Tensor& weight,
-                             const Tensor& bias, double eps) {
+                             const Tensor& weight, const Tensor& bias, double eps) {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    auto [h_out, y, mean, rstd] = call_add(h, branch, branch_bias, weight, bias, eps);
-    context->save_for_backward({h_out, mean, rstd, weight, bias, branch_bias.value_or(Tensor())});
+    auto [h_out, y, mean, rstd] = call_add(h, branch, weight, bias, eps);
+    context->save_for_backward({h_out, mean, rstd, weight, bias});
     context->set_materialize_grads(false);
     context->mark_non_differentiable({mean, rstd});
     return {h_out, y, mean, rstd};
@@ -97,29 +90,21 @@ class AddLayerNormFunction : public torch::autograd::Function<AddLayerNormFuncti
 
   static tensor_list backward(AutogradContext* context, tensor_list gradients) {
     check_first_derivative("add_layer_norm");
-    tensor_list result(6);
+    tensor_list result(5);
     const Tensor& dh_out = gradients[0];
     const Tensor& dy = gradients[1];
     if (!dh_out.defined() && !dy.defined()) return result;
     const auto saved = context->get_saved_variables();
-    const Tensor& branch_bias = saved[5];
-    if (!dy.defined()) {
-      // The norm was not used: a plain addition.
+    if (!dy.defined()) {  // the norm was not used: a plain addition
       result[0] = result[1] = dh_out;
-      if (branch_bias.defined()) {
-        result[2] = dh_out.reshape({-1, branch_bias.size(0)})
-                        .sum({0}, false, accumulate_type(dh_out))
-                        .to(branch_bias.scalar_type());
-      }
       return result;
     }
-    auto [dh, dbranch_bias, dweight, dbias] = call_add_backward(
-        dh_out.defined() ? OptionalTensor(dh_out.contiguous()) : std::nullopt, dy.contiguous(),
-        saved[0], saved[1], saved[2], saved[3], saved[4], optional(branch_bias));
+    auto [dh, dweight, dbias] =
+        call_add_backward(dh_out.defined() ? OptionalTensor(dh_out.contiguous()) : std::nullopt,
+                          dy.contiguous(), saved[0], saved[1], saved[2], saved[3], saved[4]);
     result[0] = result[1] = dh;
-    if (branch_bias.defined()) result[2] = dbranch_bias;
-    result[3] = dweight;
-    result[4] = dbias;
+    result[2] = dweight;
+    result[3] = dbias;
     return result;
   }
 };
@@ -130,10 +115,9 @@ NormResult layer_norm_autograd(const Tensor& x, const Tensor& weight, const Tens
   return {result[0], result[1], result[2]};
 }
 
-AddResult add_layer_norm_autograd(const Tensor& h, const Tensor& branch,
-                                  const OptionalTensor& branch_bias, const Tensor& weight,
+AddResult add_layer_norm_autograd(const Tensor& h, const Tensor& branch, const Tensor& weight,
                                   const Tensor& bias, double eps) {
-  auto result = AddLayerNormFunction::apply(h, branch, branch_bias, weight, bias, eps);
+  auto result = AddLayerNormFunction::apply(h, branch, weight, bias, eps);
   return {result[0], result[1], result[2], result[3]};
 }
 
@@ -149,10 +133,8 @@ Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, dou
 }
 
 std::pair<Tensor, Tensor> add_layer_norm(const Tensor& h, const Tensor& branch,
-                                         const OptionalTensor& branch_bias, const Tensor& weight,
-                                         const Tensor& bias, double eps) {
-  auto [h_out, y, mean, rstd] =
-      call_add(h.contiguous(), branch.contiguous(), branch_bias, weight, bias, eps);
+                                         const Tensor& weight, const Tensor& bias, double eps) {
+  auto [h_out, y, mean, rstd] = call_add(h.contiguous(), branch.contiguous(), weight, bias, eps);
   return {h_out, y};
 }
 

@@ -47,17 +47,15 @@ struct Result {
   Tensor h_out, y, mean, rstd;
 };
 
-/// Normalises h, or h + (branch + branch_bias) written to h_out.
+/// Normalises h, or h + branch written to h_out.
 template <class T, class Acc>
 Result forward(const GroupedRows& rows, const Tensor& h, const OptionalTensor& branch,
-               const OptionalTensor& branch_bias, const Tensor& weight, const Tensor& bias,
-               double eps) {
+               const Tensor& weight, const Tensor& bias, double eps) {
   const int64_t width = rows.width;
   const auto statistics = h.options().dtype(acc_type<Acc>());
   Result result = {branch.has_value() ? at::empty_like(h) : Tensor(), at::empty_like(h),
                    at::empty({rows.num_rows}, statistics), at::empty({rows.num_rows}, statistics)};
-  const GroupRows<Acc> branch_bias_rows(branch_bias), weight_rows(weight), bias_rows(bias);
-  const Acc* extra = branch_bias_rows.row(0);
+  const GroupRows<Acc> weight_rows(weight), bias_rows(bias);
   const T* h_data = h.const_data_ptr<T>();
   const T* branch_data = branch.has_value() ? branch->const_data_ptr<T>() : nullptr;
   T* x_data = branch.has_value() ? result.h_out.mutable_data_ptr<T>() : nullptr;
@@ -70,8 +68,8 @@ Result forward(const GroupedRows& rows, const Tensor& h, const OptionalTensor& b
       const T* x = h_data + at;
       if (branch_data != nullptr) {
         for (int64_t i = 0; i < width; ++i) {
-          const Acc b = static_cast<Acc>(branch_data[at + i]) + (extra ? extra[i] : Acc(0));
-          x_data[at + i] = static_cast<T>(static_cast<Acc>(x[i]) + b);
+          x_data[at + i] =
+              static_cast<T>(static_cast<Acc>(x[i]) + static_cast<Acc>(branch_data[at + i]));
         }
         x = x_data + at;
       }
@@ -93,7 +91,7 @@ struct BackwardData {
 /// Gradients of one row; its contributions are added to the sums.
 template <class T, class Acc>
 void backward_row(const BackwardData<T, Acc>& data, int64_t row, int64_t width, Acc* dweight,
-                  Acc* dbias, Acc* dbranch_bias) {
+                  Acc* dbias) {
   const int64_t at = row * width;
   const T* dy = data.dy + at;
   const T* x = data.x + at;
@@ -117,18 +115,17 @@ void backward_row(const BackwardData<T, Acc>& data, int64_t row, int64_t width, 
     Acc v = r * (static_cast<Acc>(dy[i]) * data.weight[i] - mean_d - x_hat * mean_dx);
     if (data.dh_out != nullptr) v += static_cast<Acc>(data.dh_out[at + i]);
     data.dh[at + i] = static_cast<T>(v);
-    if (dbranch_bias != nullptr) dbranch_bias[i] += v;
   }
 }
 
 struct Gradients {
-  Tensor dh, dbranch_bias, dweight, dbias;
+  Tensor dh, dweight, dbias;
 };
 
 template <class T, class Acc>
 Gradients backward(const GroupedRows& rows, const OptionalTensor& dh_out, const Tensor& dy,
                    const Tensor& x, const Tensor& mean, const Tensor& rstd, const Tensor& weight,
-                   const Tensor& bias, const OptionalTensor& branch_bias) {
+                   const Tensor& bias) {
   Gradients result;
   result.dh = at::empty_like(x);
   const GroupRows<Acc> weight_rows(weight);
@@ -142,18 +139,15 @@ Gradients backward(const GroupedRows& rows, const OptionalTensor& dh_out, const 
   const RowChunks chunks(rows);
   ChunkSums<Acc> weight_sums(chunks, rows.width);
   ChunkSums<Acc> bias_sums(chunks, rows.width);
-  ChunkSums<Acc> branch_bias_sums(chunks, rows.width, branch_bias.has_value());
   at::parallel_for(0, chunks.num_chunks, 1, [&](int64_t begin, int64_t end) {
     for (int64_t chunk = begin; chunk < end; ++chunk) {
       for (int64_t row = chunks.begin(chunk); row < chunks.end(chunk); ++row) {
-        backward_row<T, Acc>(data, row, rows.width, weight_sums.row(chunk), bias_sums.row(chunk),
-                             branch_bias_sums.row(chunk));
+        backward_row<T, Acc>(data, row, rows.width, weight_sums.row(chunk), bias_sums.row(chunk));
       }
     }
   });
   result.dweight = weight_sums.total(weight, weight);
   result.dbias = bias_sums.total(bias, bias);
-  result.dbranch_bias = branch_bias_sums.total(branch_bias, weight);
   return result;
 }
 
@@ -162,8 +156,7 @@ std::tuple<Tensor, Tensor, Tensor> layer_norm_cpu(const Tensor& x, const Tensor&
   const GroupedRows rows = check_rows("layer_norm", x, {{"weight", weight}, {"bias", bias}});
   Result r;
   dispatch_float("layer_norm", x.scalar_type(), [&](auto element, auto acc) {
-    r = forward<decltype(element), decltype(acc)>(rows, x, std::nullopt, std::nullopt, weight, bias,
-                                                  eps);
+    r = forward<decltype(element), decltype(acc)>(rows, x, std::nullopt, weight, bias, eps);
   });
   return {r.y, r.mean, r.rstd};
 }
@@ -178,40 +171,36 @@ std::tuple<Tensor, Tensor, Tensor> layer_norm_backward_cpu(const Tensor& dy, con
   Gradients g;
   dispatch_float(kOp, x.scalar_type(), [&](auto element, auto acc) {
     g = backward<decltype(element), decltype(acc)>(rows, std::nullopt, dy, x, mean, rstd, weight,
-                                                   bias, std::nullopt);
+                                                   bias);
   });
   return {g.dh, g.dweight, g.dbias};
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> add_layer_norm_cpu(const Tensor& h, const Tensor& branch,
-                                                              const OptionalTensor& branch_bias,
                                                               const Tensor& weight,
                                                               const Tensor& bias, double eps) {
-  const GroupedRows rows = check_rows(
-      "add_layer_norm", h, {{"branch_bias", branch_bias}, {"weight", weight}, {"bias", bias}});
+  const GroupedRows rows = check_rows("add_layer_norm", h, {{"weight", weight}, {"bias", bias}});
   check_like("add_layer_norm", "branch", branch, h);
   Result r;
   dispatch_float("add_layer_norm", h.scalar_type(), [&](auto element, auto acc) {
-    r = forward<decltype(element), decltype(acc)>(rows, h, branch, branch_bias, weight, bias, eps);
+    r = forward<decltype(element), decltype(acc)>(rows, h, branch, weight, bias, eps);
   });
   return {r.h_out, r.y, r.mean, r.rstd};
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> add_layer_norm_backward_cpu(
+std::tuple<Tensor, Tensor, Tensor> add_layer_norm_backward_cpu(
     const OptionalTensor& dh_out, const Tensor& dy, const Tensor& h_out, const Tensor& mean,
-    const Tensor& rstd, const Tensor& weight, const Tensor& bias,
-    const OptionalTensor& branch_bias) {
+    const Tensor& rstd, const Tensor& weight, const Tensor& bias) {
   constexpr const char* kOp = "add_layer_norm_backward";
-  const GroupedRows rows =
-      check_rows(kOp, h_out, {{"branch_bias", branch_bias}, {"weight", weight}, {"bias", bias}});
+  const GroupedRows rows = check_rows(kOp, h_out, {{"weight", weight}, {"bias", bias}});
   check_like(kOp, "dy", dy, h_out);
   if (dh_out.has_value()) check_like(kOp, "dh_out", *dh_out, h_out);
   Gradients g;
   dispatch_float(kOp, h_out.scalar_type(), [&](auto element, auto acc) {
     g = backward<decltype(element), decltype(acc)>(rows, dh_out, dy, h_out, mean, rstd, weight,
-                                                   bias, branch_bias);
+                                                   bias);
   });
-  return {g.dh, g.dbranch_bias, g.dweight, g.dbias};
+  return {g.dh, g.dweight, g.dbias};
 }
 
 TORCH_LIBRARY_IMPL(longship, CPU, m) {

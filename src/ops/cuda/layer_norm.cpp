@@ -24,12 +24,10 @@ struct Result {
   Tensor h_out, y, mean, rstd;
 };
 
-/// Normalises h, or h + (branch + branch_bias) written to h_out where there is a branch.
+/// Normalises h, or h + branch written to h_out where there is a branch.
 Result forward(const char* op, const GroupedRows& rows, const Tensor& h,
-               const OptionalTensor& branch, const OptionalTensor& branch_bias,
-               const Tensor& weight, const Tensor& bias, double eps) {
+               const OptionalTensor& branch, const Tensor& weight, const Tensor& bias, double eps) {
   const c10::cuda::CUDAGuard guard(h.device());
-  const Tensor branch_bias_row = cuda::readable(branch_bias);
   const Tensor weight_row = cuda::readable(weight);
   const Tensor bias_row = cuda::readable(bias);
   const auto statistics = h.options().dtype(at::kFloat);
@@ -42,7 +40,6 @@ Result forward(const char* op, const GroupedRows& rows, const Tensor& h,
     args.branch = branch->const_data_ptr();
     args.h_out = result.h_out.mutable_data_ptr();
   }
-  args.branch_bias = cuda::param_rows(op, "branch_bias", branch_bias_row);
   args.weight = cuda::param_rows(op, "weight", weight_row);
   args.bias = cuda::param_rows(op, "bias", bias_row);
   args.y = result.y.mutable_data_ptr();
@@ -56,16 +53,16 @@ Result forward(const char* op, const GroupedRows& rows, const Tensor& h,
 }
 
 struct Gradients {
-  Tensor dh, dbranch_bias, dweight, dbias;
+  Tensor dh, dweight, dbias;
 };
 
 Gradients backward(const char* op, const GroupedRows& rows, const OptionalTensor& dh_out,
                    const Tensor& dy, const Tensor& x, const Tensor& mean, const Tensor& rstd,
-                   const Tensor& weight, const Tensor& bias, const OptionalTensor& branch_bias) {
+                   const Tensor& weight, const Tensor& bias) {
   const c10::cuda::CUDAGuard guard(x.device());
   const Tensor weight_row = cuda::readable(weight);
-  Gradients g = {at::empty_like(x), cuda::new_gradient(branch_bias, weight),
-                 cuda::new_gradient(weight, weight), cuda::new_gradient(bias, weight)};
+  Gradients g = {at::empty_like(x), cuda::new_gradient(weight, weight),
+                 cuda::new_gradient(bias, weight)};
   kernels::LayerNormBackwardArgs args;
   args.element = cuda::element_of(op, "x", x);
   args.dh_out = dh_out.has_value() ? dh_out->const_data_ptr() : nullptr;
@@ -73,13 +70,11 @@ Gradients backward(const char* op, const GroupedRows& rows, const OptionalTensor
   args.x = x.const_data_ptr();
   args.weight = cuda::param_rows(op, "weight", weight_row);
   cuda::element_of(op, "bias", bias);
-  if (branch_bias.has_value()) cuda::element_of(op, "branch_bias", *branch_bias);
   args.mean = mean.const_data_ptr<float>();
   args.rstd = rstd.const_data_ptr<float>();
   args.dh = g.dh.mutable_data_ptr();
   args.dweight = cuda::param_gradient(weight, g.dweight);
   args.dbias = cuda::param_gradient(bias, g.dbias);
-  args.dbranch_bias = cuda::param_gradient(branch_bias, g.dbranch_bias);
   args.num_rows = rows.num_rows;
   args.width = rows.width;
   const Tensor scratch = cuda::workspace(kernels::layer_norm_backward_workspace_bytes(args), x);
@@ -91,7 +86,7 @@ Gradients backward(const char* op, const GroupedRows& rows, const OptionalTensor
 std::tuple<Tensor, Tensor, Tensor> layer_norm_cuda(const Tensor& x, const Tensor& weight,
                                                    const Tensor& bias, double eps) {
   const GroupedRows rows = check_rows("layer_norm", x, {{"weight", weight}, {"bias", bias}});
-  Result r = forward("layer_norm", rows, x, std::nullopt, std::nullopt, weight, bias, eps);
+  Result r = forward("layer_norm", rows, x, std::nullopt, weight, bias, eps);
   return {r.y, r.mean, r.rstd};
 }
 
@@ -102,34 +97,29 @@ std::tuple<Tensor, Tensor, Tensor> layer_norm_backward_cuda(const Tensor& dy, co
   constexpr const char* kOp = "layer_norm_backward";
   const GroupedRows rows = check_rows(kOp, x, {{"weight", weight}, {"bias", bias}});
   check_like(kOp, "dy", dy, x);
-  const Gradients g =
-      backward(kOp, rows, std::nullopt, dy, x, mean, rstd, weight, bias, std::nullopt);
+  const Gradients g = backward(kOp, rows, std::nullopt, dy, x, mean, rstd, weight, bias);
   return {g.dh, g.dweight, g.dbias};
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> add_layer_norm_cuda(const Tensor& h,
                                                                const Tensor& branch,
-                                                               const OptionalTensor& branch_bias,
                                                                const Tensor& weight,
                                                                const Tensor& bias, double eps) {
-  const GroupedRows rows = check_rows(
-      "add_layer_norm", h, {{"branch_bias", branch_bias}, {"weight", weight}, {"bias", bias}});
+  const GroupedRows rows = check_rows("add_layer_norm", h, {{"weight", weight}, {"bias", bias}});
   check_like("add_layer_norm", "branch", branch, h);
-  Result r = forward("add_layer_norm", rows, h, branch, branch_bias, weight, bias, eps);
+  Result r = forward("add_layer_norm", rows, h, branch, weight, bias, eps);
   return {r.h_out, r.y, r.mean, r.rstd};
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> add_layer_norm_backward_cuda(
+std::tuple<Tensor, Tensor, Tensor> add_layer_norm_backward_cuda(
     const OptionalTensor& dh_out, const Tensor& dy, const Tensor& h_out, const Tensor& mean,
-    const Tensor& rstd, const Tensor& weight, const Tensor& bias,
-    const OptionalTensor& branch_bias) {
+    const Tensor& rstd, const Tensor& weight, const Tensor& bias) {
   constexpr const char* kOp = "add_layer_norm_backward";
-  const GroupedRows rows =
-      check_rows(kOp, h_out, {{"branch_bias", branch_bias}, {"weight", weight}, {"bias", bias}});
+  const GroupedRows rows = check_rows(kOp, h_out, {{"weight", weight}, {"bias", bias}});
   check_like(kOp, "dy", dy, h_out);
   if (dh_out.has_value()) check_like(kOp, "dh_out", *dh_out, h_out);
-  const Gradients g = backward(kOp, rows, dh_out, dy, h_out, mean, rstd, weight, bias, branch_bias);
-  return {g.dh, g.dbranch_bias, g.dweight, g.dbias};
+  const Gradients g = backward(kOp, rows, dh_out, dy, h_out, mean, rstd, weight, bias);
+  return {g.dh, g.dweight, g.dbias};
 }
 
 TORCH_LIBRARY_IMPL(longship, CUDA, m) {

@@ -36,26 +36,20 @@ std::tuple<Tensor, Tensor, Tensor> layer_norm_backward_meta(const Tensor& dy, co
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> add_layer_norm_meta(const Tensor& h,
                                                                const Tensor& branch,
-                                                               const OptionalTensor& branch_bias,
                                                                const Tensor& weight,
                                                                const Tensor& bias, double /*eps*/) {
-  const GroupedRows rows = check_rows(
-      "add_layer_norm", h, {{"branch_bias", branch_bias}, {"weight", weight}, {"bias", bias}});
+  const GroupedRows rows = check_rows("add_layer_norm", h, {{"weight", weight}, {"bias", bias}});
   check_like("add_layer_norm", "branch", branch, h);
   return {at::empty_like(h), at::empty_like(h), row_statistic(h, rows), row_statistic(h, rows)};
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> add_layer_norm_backward_meta(
+std::tuple<Tensor, Tensor, Tensor> add_layer_norm_backward_meta(
     const OptionalTensor& /*dh_out*/, const Tensor& dy, const Tensor& h_out, const Tensor& /*mean*/,
-    const Tensor& /*rstd*/, const Tensor& weight, const Tensor& bias,
-    const OptionalTensor& branch_bias) {
-  check_rows("add_layer_norm_backward", h_out,
-             {{"branch_bias", branch_bias}, {"weight", weight}, {"bias", bias}});
+    const Tensor& /*rstd*/, const Tensor& weight, const Tensor& bias) {
+  check_rows("add_layer_norm_backward", h_out, {{"weight", weight}, {"bias", bias}});
   check_like("add_layer_norm_backward", "dy", dy, h_out);
-  return {at::empty_like(h_out),
-          branch_bias.has_value() ? at::empty(branch_bias->sizes(), branch_bias->options())
-                                  : at::empty({0}, h_out.options()),
-          at::empty(weight.sizes(), weight.options()), at::empty(bias.sizes(), bias.options())};
+  return {at::empty_like(h_out), at::empty(weight.sizes(), weight.options()),
+          at::empty(bias.sizes(), bias.options())};
 }
 
 TORCH_LIBRARY_IMPL(longship, Meta, m) {

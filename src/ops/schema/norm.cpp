@@ -26,10 +26,9 @@ TORCH_LIBRARY_FRAGMENT(longship, m) {
       "layer_norm_backward(Tensor dy, Tensor x, Tensor mean, Tensor rstd, Tensor weight,"
       " Tensor bias) -> (Tensor dx, Tensor dweight, Tensor dbias)");
   m.def(
-      "add_layer_norm(Tensor h, Tensor branch, Tensor? branch_bias, Tensor weight, Tensor bias,"
-      " float eps) -> (Tensor h_out, Tensor y, Tensor mean, Tensor rstd)");
+      "add_layer_norm(Tensor h, Tensor branch, Tensor weight, Tensor bias, float eps)"
+      " -> (Tensor h_out, Tensor y, Tensor mean, Tensor rstd)");
   m.def(
       "add_layer_norm_backward(Tensor? dh_out, Tensor dy, Tensor h_out, Tensor mean, Tensor rstd,"
-      " Tensor weight, Tensor bias, Tensor? branch_bias)"
-      " -> (Tensor dh, Tensor dbranch_bias, Tensor dweight, Tensor dbias)");
+      " Tensor weight, Tensor bias) -> (Tensor dh, Tensor dweight, Tensor dbias)");
 }
