@@ -1,4 +1,5 @@
 #include <ATen/Context.h>
+#include <ATen/core/CachingHostAllocator.h>
 #include <ATen/cuda/CUDAContext.h>
 #include <ATen/cuda/CUDAEvent.h>
 #include <ATen/cuda/CUDAGraph.h>
@@ -80,15 +81,22 @@ double Event::ms_since(const Event& start) const {
   return static_cast<double>(start.impl_->event.elapsed_time(impl_->event));
 }
 
+// Graphs hold their pools, that of device memory and that of pinned host memory. This object holds
+// both as well: a pool whose last graph is gone cannot be captured into again.
 GraphPool::GraphPool(c10::Device device) : device_(device) {
   if (!device.is_cuda()) return;
   at::globalContext().lazyInitDevice(c10::DeviceType::CUDA);  // the allocator has no device before
   id_ = at::cuda::graph_pool_handle();
   c10::cuda::CUDACachingAllocator::createOrIncrefPool(index_of(device), id_);
+  at::HostAllocator* host = at::getHostAllocator(c10::DeviceType::CUDA);
+  host->begin_allocate_to_pool(id_, [](c10::Stream) { return false; });
+  host->end_allocate_to_pool(id_);
 }
 
 GraphPool::~GraphPool() {
-  if (device_.is_cuda()) c10::cuda::CUDACachingAllocator::releasePool(index_of(device_), id_);
+  if (!device_.is_cuda()) return;
+  c10::cuda::CUDACachingAllocator::releasePool(index_of(device_), id_);
+  at::getHostAllocator(c10::DeviceType::CUDA)->release_pool(id_);
 }
 
 PoolScope::PoolScope(const GraphPool& pool, const Stream& stream) : pool_(pool) {
