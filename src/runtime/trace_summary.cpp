@@ -113,24 +113,29 @@ void fill_busy(std::span<const DeviceEvent* const> order, std::span<const int64_
 }
 
 void fill_counts(std::span<const DeviceEvent* const> events, TraceSummary& summary) {
-  const double per_step = 1.0 / static_cast<double>(summary.num_steps);
   std::set<uint64_t> launches;
   for (const DeviceEvent* event : events) {
     double& count = event->kind == DeviceEventKind::kKernel   ? summary.kernels
                     : event->kind == DeviceEventKind::kMemcpy ? summary.memcpys
                                                               : summary.memsets;
-    count += per_step;
-    if (event->from_graph) summary.graph_events += per_step;
+    count += 1;
+    if (event->from_graph) summary.graph_events += 1;
     if (event->launch_id == 0) {
-      summary.host_launches += per_step;
+      summary.host_launches += 1;
     } else if (launches.insert(event->launch_id).second) {
-      summary.host_launches += per_step;
+      summary.host_launches += 1;
     }
     const auto us = static_cast<double>(event->duration_ns) / kNsPerUs;
     if (us < summary.options.short_launch_us) {
-      summary.short_launches += per_step;
-      summary.short_launch_ms += us / 1e3 * per_step;
+      summary.short_launches += 1;
+      summary.short_launch_ms += us / 1e3;
     }
+  }
+  // Whole counts first: a third added three times is less than one.
+  for (double* total :
+       {&summary.kernels, &summary.memcpys, &summary.memsets, &summary.graph_events,
+        &summary.host_launches, &summary.short_launches, &summary.short_launch_ms}) {
+    *total /= static_cast<double>(summary.num_steps);
   }
 }
 

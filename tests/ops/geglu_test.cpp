@@ -108,17 +108,17 @@ TEST(GegluGpu, MatchesCpuForwardAndBackward) {
           Case{0, 16, false}}) {
       const at::Tensor x = random({rows, 2 * width}, type) * 2.0;
       const at::Tensor dy = random({rows, width}, type);
-      std::vector<at::Tensor> results[2];
-      for (const at::Device device : cpu_and_gpu()) {
-        at::Tensor in = x.to(device), g = dy.to(device);
-        if (shifted) in = misaligned(in), g = misaligned(g);
-        const auto [d, y] = geglu_backward_recompute(g, in);
-        EXPECT_TRUE(same_bits(geglu(in), y));
-        EXPECT_TRUE(same_bits(geglu_backward(g, in), d));
-        results[device.is_cuda()] = {y, d};
-      }
-      EXPECT_TRUE(close(results[1][0], results[0][0])) << rows << "x" << width << " " << type;
-      EXPECT_TRUE(close(results[1][1], results[0][1])) << rows << "x" << width << " " << type;
+      at::Tensor in = x.to(at::kCUDA), g = dy.to(at::kCUDA);
+      if (shifted) in = misaligned(in), g = misaligned(g);
+      const auto [d, y] = geglu_backward_recompute(g, in);
+      EXPECT_TRUE(same_bits(geglu(in), y));
+      EXPECT_TRUE(same_bits(geglu_backward(g, in), d));
+      // In fp64: the oracle's 1 + tanh(u) loses its digits in fp32 where the gate is far below
+      // zero, the kernel's logistic function does not.
+      const auto [d_exact, y_exact] =
+          geglu_backward_recompute(dy.to(at::kDouble), x.to(at::kDouble));
+      EXPECT_TRUE(close(y, y_exact.to(type))) << rows << "x" << width << " " << type;
+      EXPECT_TRUE(close(d, d_exact.to(type))) << rows << "x" << width << " " << type;
     }
   }
 }

@@ -70,8 +70,10 @@ __device__ inline void clear_slots(TeamSlots<N> (&slots)[kMaxTeams]) {
 }
 
 /// Waits for the threads of the team. Barrier numbers are constants because a kernel that computes
-/// them occupies all 16 of a block, and a multiprocessor has 64.
+/// them occupies all 16 of a block, and a multiprocessor has 64. A barrier counts warps: one that
+/// has come apart, after a condition on lanes or columns, must be whole again before it arrives.
 __device__ inline void team_barrier() {
+  __syncwarp();
   asm volatile(
       "{\n"
       "  .reg .pred p0, p1, p2, p3;\n"
@@ -127,6 +129,7 @@ __device__ inline void store_partial(float (&column)[kColumnsPerThread], TeamCol
   const int row_floats = blockDim.x * kColumnsPerThread;
   const int offset = threadIdx.x * kColumnsPerThread;
   const auto as_vec = [&] { return pack<float, kColumnsPerThread>(column); };
+  __syncwarp();  // the columns of a row's last warp may end inside it: see team_barrier
   if (blockDim.y > 1) {
     __syncthreads();
     if (threadIdx.y > 0)
