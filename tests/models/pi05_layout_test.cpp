@@ -68,6 +68,17 @@ TEST(PrefixLayout, EqualLengthsWithoutPaddingAreDense) {
   EXPECT_FALSE(make_prefix_layout(r).dense);
 }
 
+TEST(PrefixLayout, PaddingThatFillsTheRowsOfShorterSamplesIsNotDense) {
+  LayoutRequest r = request(true);
+  r.images_per_sample = {1, 1};
+  r.tokens_per_sample = {3, 1};
+  r.text_rows = 6;  // 4 + 6 rows, as two samples of five tokens have
+  const PrefixLayout l = make_prefix_layout(r);
+  EXPECT_EQ(l.num_rows, l.batch_size * l.max_length);
+  EXPECT_FALSE(l.dense);
+  EXPECT_TRUE(l.joint_index.defined());
+}
+
 TEST(PrefixLayout, PlainTablesOnlyWhereLengthsDiffer) {
   LayoutRequest r = request(false);
   EXPECT_FALSE(make_prefix_layout(r).pad_index.defined());  // both samples have five tokens

@@ -145,7 +145,8 @@ PrefixLayout make_prefix_layout(const LayoutRequest& request) {
     out.max_length = std::max(out.max_length, lengths.back());
   }
   out.num_rows = out.num_valid + request.text_rows - valid_text;
-  out.dense = out.num_rows == out.batch_size * out.max_length;
+  // Padding may fill the rows of shorter samples exactly: the count of rows alone says nothing.
+  out.dense = out.num_valid == out.batch_size * out.max_length && out.num_rows == out.num_valid;
   fill_rows(request, lengths, out);
   out.cu_prefix = host_tensor(running_sum(lengths));
   if (request.packed && !out.dense) fill_packed(request, lengths, out);
