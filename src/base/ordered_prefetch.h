@@ -19,6 +19,16 @@
 
 namespace longship {
 
+/// What a prefetcher has done so far. Times are sums in seconds.
+struct PrefetchCounters {
+  int64_t num_taken = 0;    // items handed out
+  int64_t num_starved = 0;  // of these, the ones that next() had to wait for
+  int64_t ready_sum = 0;    // over the calls of next(): how many finished items lay there
+  double wait_s = 0;        // the consumer waited
+  double work_s = 0;        // producing, over all workers
+  double blocked_s = 0;     // finished workers waited for room: the consumer is the slower side
+};
+
 /// What next() returns depends on `produce` alone, never on the number of workers. At most
 /// `capacity` items are finished or in work ahead of the consumer. `produce` must be callable from
 /// several threads at once.
@@ -65,30 +75,57 @@ class OrderedPrefetcher {
     if (workers_.empty()) {
       const int64_t i = next_out_++;
       struct Timer {
-        double& target;
+        OrderedPrefetcher& owner;
         Clock::time_point from;
         ~Timer() {
-          target = std::chrono::duration<double, std::milli>(Clock::now() - from).count();
+          const double seconds = seconds_since(from);
+          owner.wait_ms_ = 1e3 * seconds;
+          const std::lock_guard lock(owner.mutex_);
+          owner.counters_.wait_s += seconds;
+          owner.counters_.work_s += seconds;
+          ++owner.counters_.num_taken;
+          ++owner.counters_.num_starved;
         }
-      } timer{wait_ms_, start};
+      } timer{*this, start};
       return produce_(i);
     }
     Slot taken;
     {
       std::unique_lock lock(mutex_);
       Slot& slot = slots_[static_cast<size_t>(next_out_ % capacity())];
-      ready_.wait(lock, [&] { return slot.value.has_value() || slot.error; });
+      const auto is_there = [&] { return slot.value.has_value() || slot.error; };
+      counters_.ready_sum += num_ready_;
+      ++counters_.num_taken;
+      if (!is_there()) {
+        ++counters_.num_starved;
+        ready_.wait(lock, is_there);
+      }
       taken = std::exchange(slot, Slot{});
+      --num_ready_;
       ++next_out_;
+      counters_.wait_s += seconds_since(start);
     }
     space_.notify_one();
-    wait_ms_ = std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+    wait_ms_ = 1e3 * seconds_since(start);
     if (taken.error) std::rethrow_exception(taken.error);
     return std::move(*taken.value);
   }
 
   /// Milliseconds the last next() waited for its item (produced it, without workers).
   double wait_ms() const { return wait_ms_; }
+  /// Any thread may ask.
+  PrefetchCounters counters() const {
+    const std::lock_guard lock(mutex_);
+    return counters_;
+  }
+  /// Finished items that lie there now.
+  int64_t num_ready() const {
+    const std::lock_guard lock(mutex_);
+    return num_ready_;
+  }
+  int64_t num_workers() const { return static_cast<int64_t>(workers_.size()); }
+  /// 0 without workers.
+  int64_t capacity() const { return static_cast<int64_t>(slots_.size()); }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -96,16 +133,21 @@ class OrderedPrefetcher {
     std::optional<T> value;
     std::exception_ptr error;
   };
-  int64_t capacity() const { return static_cast<int64_t>(slots_.size()); }
+  static double seconds_since(Clock::time_point start) {
+    return std::chrono::duration<double>(Clock::now() - start).count();
+  }
 
   void work() {
     std::unique_lock lock(mutex_);
     while (true) {
+      const auto before = Clock::now();
       space_.wait(
           lock, [&] { return stopping_ || next_in_ >= end_ || next_in_ < next_out_ + capacity(); });
+      counters_.blocked_s += seconds_since(before);
       if (stopping_ || next_in_ >= end_) return;
       const int64_t i = next_in_++;
       lock.unlock();
+      const auto start = Clock::now();
       Slot made;
       try {
         made.value.emplace(produce_(i));
@@ -113,6 +155,8 @@ class OrderedPrefetcher {
         made.error = std::current_exception();
       }
       lock.lock();
+      counters_.work_s += seconds_since(start);
+      ++num_ready_;
       slots_[static_cast<size_t>(i % capacity())] = std::move(made);
       ready_.notify_one();
     }
@@ -130,11 +174,13 @@ class OrderedPrefetcher {
 
   std::function<T(int64_t)> produce_;
   int64_t end_;
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::condition_variable space_, ready_;
   std::vector<Slot> slots_;  // item i lives in slot i % capacity
   int64_t next_out_;  // written by the consumer under the lock, so that it may read it without
   int64_t next_in_;
+  int64_t num_ready_ = 0;
+  PrefetchCounters counters_;
   bool stopping_ = false;
   double wait_ms_ = 0;
   std::vector<std::thread> workers_;

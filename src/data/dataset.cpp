@@ -44,6 +44,14 @@ std::pair<int64_t, int64_t> Dataset::locate(int64_t sample_id) const {
   return {position, sample_id - all[static_cast<size_t>(position)].first_sample};
 }
 
+std::vector<RawSample> Dataset::get_batch(std::span<const int64_t> sample_ids,
+                                          const WindowSpec& windows) const {
+  std::vector<RawSample> out;
+  out.reserve(sample_ids.size());
+  for (const int64_t id : sample_ids) out.push_back(get(id, windows));
+  return out;
+}
+
 std::vector<float> Dataset::column_values(std::string_view name,
                                           std::span<const int64_t> episode_positions) const {
   WindowSpec windows;

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/stopwatch.h"
 #include "data/sample.h"
 
 namespace longship::data {
@@ -41,6 +42,20 @@ struct Episode {
   std::vector<std::string> tasks;
 };
 
+/// What reading pictures has cost since a dataset was opened.
+struct PictureStatistics {
+  int64_t pictures_read = 0;     // delivered; one that several samples of a batch share counts once
+  int64_t pictures_decoded = 0;  // that came out of a decoder, those on the way to a wanted one too
+  int64_t packets_decoded = 0;
+  int64_t seeks = 0;            // starts at a key frame
+  int64_t decoders_opened = 0;
+  int64_t decoders_reused = 0;  // requests that found an open decoder of their file
+  int64_t decoders_idle = 0;    // open now, and in nobody's use
+  int64_t indexed_frames = 0;   // frames in the packet tables that are kept
+  int64_t index_bytes = 0;      // memory of these tables
+  Elapsed decoding;             // reading packets, decoding, conversion to RGB; over all threads
+};
+
 /// Read-only after construction; every method is const and thread-safe.
 class Dataset {
  public:
@@ -56,6 +71,13 @@ class Dataset {
   virtual int64_t size() const = 0;
   /// Throws DataError naming file, episode, frame and camera or column.
   virtual RawSample get(int64_t sample_id, const WindowSpec& windows) const = 0;
+  /// The samples of a batch, in the order of `sample_ids`: equal to get() of each. A picture that
+  /// several of them show is decoded once and shared; pictures of one file are decoded in one pass.
+  /// Throws DataError as get() does. The default asks get() one by one.
+  virtual std::vector<RawSample> get_batch(std::span<const int64_t> sample_ids,
+                                           const WindowSpec& windows) const;
+  /// Zeros where pictures cost nothing to speak of.
+  virtual PictureStatistics picture_statistics() const { return {}; }
   /// As get(), without touching any video (cheap): cameras stay empty, columns are filled.
   virtual RawSample get_columns(int64_t sample_id, const WindowSpec& windows) const = 0;
   /// Task text of a frame without reading anything else.

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -67,7 +68,7 @@ using VideoIndexPtr = std::shared_ptr<const VideoIndex>;
 
 /// What a reader has done so far.
 struct DecodeStatistics {
-  int64_t frames_read = 0;     // calls of read_*
+  int64_t frames_read = 0;     // pictures delivered
   int64_t frames_decoded = 0;  // frames that came out of the decoder
   int64_t packets_decoded = 0;
   int64_t seeks = 0;  // decoder restarts at a key frame
@@ -94,7 +95,11 @@ class VideoReader {
   /// 4:2:0, the stream's range and matrix (BT.601 when not stated). Throws DataError naming file,
   /// codec and frame: out of range, damaged data, depth video.
   void read_rgb(int64_t frame_idx, uint8_t* out);
-  /// The same for a depth video (info().is_depth): [height, width] uint16 in the file's own units.
+  /// Several frames in one pass, strictly rising, each into its own buffer of `out`: packets that
+  /// several of them need are decoded once. The pictures are those of read_rgb(). Throws DataError;
+  /// the buffers are then partly filled.
+  void read_rgb_each(std::span<const int64_t> frames, std::span<uint8_t* const> out);
+  /// One frame of a depth video (info().is_depth): [height, width] uint16 in the file's own units.
   void read_gray16(int64_t frame_idx, uint16_t* out);
 
   const DecodeStatistics& statistics() const;

@@ -27,11 +27,11 @@ void keep_log_line(void* source, int level, const char* format, va_list argument
   if (!text.empty()) last_log_line = text;
 }
 
-// A codec that reorders pictures gives one only after later packets. Where requests jump about,
-// ending the run is cheaper than feeding packets of pictures that nobody asks for; where the next
-// request is near, the run must stay alive.
-constexpr int kJumpsToDrain = 3;
+// Requests this far apart still count as near.
 constexpr int64_t kNearFrames = 16;
+
+// Runs between two flushes. Bounds the times given to the codec.
+constexpr size_t kMaxChain = 4096;
 
 const AVCodec* find_decoder(AVCodecID id) {
   // Several AV1 decoders may exist and FFmpeg's own needs special hardware; dav1d decodes
@@ -86,7 +86,11 @@ bool FileDescriptor::read_at(uint64_t offset, void* out, size_t num_bytes) const
 }
 
 FrameDecoder::FrameDecoder(const VideoIndex::Impl& index)
-    : index_(index), file_(index.info.path), frame_(av_frame_alloc()), packet_(av_packet_alloc()) {
+    : index_(index),
+      file_(index.info.path),
+      frame_(av_frame_alloc()),
+      held_frame_(av_frame_alloc()),
+      packet_(av_packet_alloc()) {
   const std::string file = index.info.path.string();
   LS_CHECK(file_.stamp() == index.stamp, DataError,
            "{}: the file has changed since it was indexed; start again", file);
@@ -95,7 +99,7 @@ FrameDecoder::FrameDecoder(const VideoIndex::Impl& index)
            "{}: no decoder for codec {} in this FFmpeg; convert the video to H.264 or AV1", file,
            index.info.codec);
   codec_.reset(avcodec_alloc_context3(codec));
-  LS_CHECK(frame_ && packet_ && codec_, DataError, "{}: out of memory", file);
+  LS_CHECK(frame_ && held_frame_ && packet_ && codec_, DataError, "{}: out of memory", file);
   reset_ffmpeg_log();
   int result = avcodec_parameters_to_context(codec_.get(), index.parameters.get());
   if (result >= 0) {
@@ -113,13 +117,38 @@ FrameDecoder::FrameDecoder(const VideoIndex::Impl& index)
 }
 
 void FrameDecoder::restart(int32_t packet_idx) {
-  if (run_start_ >= 0) avcodec_flush_buffers(codec_.get());
-  run_start_ = packet_idx;
+  if (!run_starts_.empty()) avcodec_flush_buffers(codec_.get());
+  run_starts_.assign(1, packet_idx);
   next_packet_ = packet_idx;
   last_output_ = -1;
-  held_ = -1;
   drained_ = false;
   ++statistics_.seeks;
+}
+
+// Begins a run at a packet that resets the codec by itself. A flush would make some codecs free all
+// their tables and build them again, which costs more than a small picture.
+bool FrameDecoder::chain(int32_t packet_idx) {
+  if (run_starts_.empty() || drained_ || index_.pts_span == 0 || run_starts_.size() >= kMaxChain ||
+      !index_.packets[static_cast<size_t>(packet_idx)].resets_decoder) {
+    return false;
+  }
+  run_starts_.push_back(packet_idx);
+  next_packet_ = packet_idx;
+  last_output_ = -1;
+  ++statistics_.seeks;
+  return true;
+}
+
+/// The next request will flush the codec, whatever it is.
+void FrameDecoder::abandon_run() {
+  drained_ = true;
+  last_output_ = index_.info.num_frames;
+}
+
+/// Added to the times of this run's packets. Pictures of earlier runs that the codec still holds
+/// come out with other times and are told apart by it.
+int64_t FrameDecoder::run_shift() const {
+  return static_cast<int64_t>(run_starts_.size() - 1) * index_.pts_span;
 }
 
 int FrameDecoder::drain() {
@@ -140,8 +169,8 @@ int FrameDecoder::send_next() {
     std::memcpy(packet_->data, index_.stored.data() + entry.offset,
                 static_cast<size_t>(entry.size));
   }
-  packet_->pts = entry.pts;
-  packet_->dts = entry.dts;
+  packet_->pts = entry.pts + run_shift();
+  packet_->dts = entry.dts == AV_NOPTS_VALUE ? entry.dts : entry.dts + run_shift();
   packet_->flags =
       (entry.is_key ? AV_PKT_FLAG_KEY : 0) | (entry.is_discarded ? AV_PKT_FLAG_DISCARD : 0);
   ++next_packet_;
@@ -149,26 +178,47 @@ int FrameDecoder::send_next() {
   result = avcodec_send_packet(codec_.get(), packet_.get());
   // Pictures shown before the key frame at which this run began lack what they refer to. They are
   // not wanted.
-  const bool is_leading = entry.pts < index_.packets[static_cast<size_t>(run_start_)].pts;
+  const bool is_leading = entry.pts < index_.packets[static_cast<size_t>(run_start())].pts;
   return result < 0 && is_leading ? 0 : result;
 }
 
-FrameDecoder::Outcome FrameDecoder::run_to(int64_t frame_idx) {
+FrameDecoder::Output FrameDecoder::identify_output() {
+  ++statistics_.frames_decoded;
+  int64_t pts = frame_->pts != AV_NOPTS_VALUE ? frame_->pts : frame_->best_effort_timestamp;
+  if (pts == AV_NOPTS_VALUE || pts < index_.first_pts) return {};
+  Output output;
+  if (index_.pts_span > 0) {
+    output.run = static_cast<size_t>((pts - index_.first_pts) / index_.pts_span);
+    pts -= static_cast<int64_t>(output.run) * index_.pts_span;
+  }
+  const auto found = std::lower_bound(index_.pts.begin(), index_.pts.end(), pts);
+  if (found == index_.pts.end() || *found != pts || output.run >= run_starts_.size()) return {};
+  output.frame = found - index_.pts.begin();  // else outside the edit list
+  return output;
+}
+
+bool FrameDecoder::output_is_damaged() const {
+  return frame_->decode_error_flags != 0 || (frame_->flags & AV_FRAME_FLAG_CORRUPT) != 0;
+}
+
+void FrameDecoder::hold_output(int64_t frame_idx) {
+  frame_.swap(held_frame_);
+  held_ = frame_idx;
+}
+
+FrameDecoder::Outcome FrameDecoder::run_to(int64_t frame_idx, bool drains) {
   while (true) {
     int result = avcodec_receive_frame(codec_.get(), frame_.get());
     if (result == 0) {
-      ++statistics_.frames_decoded;
-      const int64_t pts =
-          frame_->pts != AV_NOPTS_VALUE ? frame_->pts : frame_->best_effort_timestamp;
-      const auto found = std::lower_bound(index_.pts.begin(), index_.pts.end(), pts);
-      if (found == index_.pts.end() || *found != pts) continue;  // outside the edit list
-      last_output_ = found - index_.pts.begin();
+      const Output output = identify_output();
+      if (output.frame < 0 || output.run + 1 != run_starts_.size()) continue;
+      last_output_ = output.frame;
       if (last_output_ < frame_idx) continue;
       if (last_output_ > frame_idx) {
         failure_ = "the decoder gave a later frame instead";
         return Outcome::kPassed;
       }
-      if (frame_->decode_error_flags != 0 || (frame_->flags & AV_FRAME_FLAG_CORRUPT) != 0) {
+      if (output_is_damaged()) {
         failure_ = "the decoder reports damaged data";
         return Outcome::kFailed;
       }
@@ -176,7 +226,7 @@ FrameDecoder::Outcome FrameDecoder::run_to(int64_t frame_idx) {
     }
     if (result == AVERROR(EAGAIN) && !drained_) {
       const bool all_sent = next_packet_ > index_.packet_of_frame[static_cast<size_t>(frame_idx)];
-      result = all_sent && jumps_in_a_row_ >= kJumpsToDrain ? drain() : send_next();
+      result = all_sent && drains ? drain() : send_next();
     }
     if (result == AVERROR_EOF) {
       failure_ = "the decoder gave no picture for it";
@@ -198,29 +248,42 @@ int32_t FrameDecoder::key_packet_before(int32_t packet_idx, int64_t count) const
   return packet_idx;
 }
 
-const AVFrame& FrameDecoder::decode(int64_t frame_idx) {
+void FrameDecoder::check_range(int64_t frame_idx) const {
   if (frame_idx < 0 || frame_idx >= index_.info.num_frames) {
     fail(frame_idx, fmt::format("the video has {} frames", index_.info.num_frames));
   }
-  if (frame_idx == held_) return *frame_;
-  held_ = -1;
-  reset_ffmpeg_log();
+}
+
+void FrameDecoder::note_request(int64_t frame_idx) {
   const bool is_jump = frame_idx <= last_request_ || frame_idx > last_request_ + kNearFrames;
   jumps_in_a_row_ = is_jump ? jumps_in_a_row_ + 1 : 0;
   last_request_ = frame_idx;
-  int32_t start = index_.start_of_frame[static_cast<size_t>(frame_idx)];
-  const bool can_continue = run_start_ >= 0 && !drained_ && frame_idx > last_output_ &&
-                            run_start_ <= start && start <= next_packet_;
+}
+
+bool FrameDecoder::can_continue_to(int64_t frame_idx) const {
+  const int32_t start = index_.start_of_frame[static_cast<size_t>(frame_idx)];
+  if (run_starts_.empty() || frame_idx <= last_output_ || start < run_start()) return false;
   // While draining, frames still come out in order, but no packet can follow.
-  const bool can_drain = run_start_ >= 0 && drained_ && frame_idx > last_output_ &&
-                         run_start_ <= start &&
-                         index_.packet_of_frame[static_cast<size_t>(frame_idx)] < next_packet_;
-  if (!can_continue && !can_drain) restart(start);
-  Outcome outcome = run_to(frame_idx);
+  if (drained_) return index_.packet_of_frame[static_cast<size_t>(frame_idx)] < next_packet_;
+  return start <= next_packet_;
+}
+
+const AVFrame& FrameDecoder::decode(int64_t frame_idx) {
+  check_range(frame_idx);
+  if (frame_idx == held_) return *held_frame_;
+  reset_ffmpeg_log();
+  note_request(frame_idx);
+  int32_t start = index_.start_of_frame[static_cast<size_t>(frame_idx)];
+  const bool continues = can_continue_to(frame_idx) || chain(start);
+  if (!continues) restart(start);
+  const bool drains = jumps_in_a_row_ >= kJumpsToDrain;
+  Outcome outcome = run_to(frame_idx, drains);
   const std::string reason = failure_;
-  if (outcome != Outcome::kFound && (can_continue || can_drain)) {
+  // From now on with no packet that the frame does not need: a damaged one behind it must not
+  // count.
+  if (outcome != Outcome::kFound && (continues || !drains)) {
     restart(start);
-    outcome = run_to(frame_idx);
+    outcome = run_to(frame_idx, true);
   }
   // A key flag does not promise that decoding can start there (gradual refresh, wrong flags), so
   // the ones before are tried, at doubling distance: together they cost no more than twice the
@@ -228,14 +291,14 @@ const AVFrame& FrameDecoder::decode(int64_t frame_idx) {
   for (int64_t step = 1; outcome != Outcome::kFound && start > 0; step *= 2) {
     start = key_packet_before(start, step);
     restart(start);
-    outcome = run_to(frame_idx);
+    outcome = run_to(frame_idx, true);
   }
   if (outcome != Outcome::kFound) {
-    restart(0);
+    abandon_run();
     fail(frame_idx, reason);
   }
-  held_ = frame_idx;
-  return *frame_;
+  hold_output(frame_idx);
+  return *held_frame_;
 }
 
 void FrameDecoder::fail(int64_t frame_idx, const std::string& reason) const {

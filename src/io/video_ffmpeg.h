@@ -9,7 +9,9 @@ extern "C" {
 #include <libswscale/swscale.h>
 }
 
+#include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -42,6 +44,7 @@ struct PacketEntry {
       true;  // false: the container stores it in another form, so the bytes are kept in memory
   bool is_key = false;
   bool is_discarded = false;  // needed to decode others, but outside the edit list
+  bool resets_decoder = false;  // a decoder in the middle of a run can go on here without a flush
   int64_t pts = 0;
   int64_t dts = 0;
 };
@@ -80,36 +83,70 @@ struct VideoIndex::Impl {
   std::vector<int32_t> packet_of_frame;  // [num_frames]
   std::vector<int32_t>
       start_of_frame;  // [num_frames] key packet from which the frame can be decoded
+  int64_t first_pts = 0;  // of all packets
+  int64_t pts_span = 0;   // more than any two presentation times differ; 0 when out of all reason
 };
 
-/// Decodes single frames by their index. Holds the codec's state, so rising indices need no
-/// restart.
+/// Decodes frames by their index. Holds the codec's state, so rising indices need no restart.
 class FrameDecoder {
  public:
+  /// Receives a wanted frame: its position in the list, the picture (valid during the call).
+  using FrameSink = std::function<void(size_t position, const AVFrame& frame)>;
+
   explicit FrameDecoder(const VideoIndex::Impl& index);
   /// The frame; valid until the next call. Throws DataError.
   const AVFrame& decode(int64_t frame_idx);
+  /// Several frames, strictly rising, in one pass: packets that several of them need are decoded
+  /// once, and a codec that reorders is emptied once at the end instead of once per frame. Throws
+  /// DataError.
+  void decode_each(std::span<const int64_t> frames, const FrameSink& sink);
   DecodeStatistics& statistics() { return statistics_; }
   std::string decoder_name() const { return codec_->codec->name; }
 
  private:
+  // A codec that reorders pictures gives one only after later packets. Where requests jump about,
+  // ending the run is cheaper than feeding packets of pictures that nobody asks for; where the next
+  // request is near, the run must stay alive.
+  static constexpr int kJumpsToDrain = 3;
   enum class Outcome { kFound, kPassed, kFailed };
+  /// A picture of the codec: its frame (-1 = of none) and the run it was decoded in.
+  struct Output {
+    int64_t frame = -1;
+    size_t run = 0;
+  };
+  struct Pass;
+  void check_range(int64_t frame_idx) const;
+  void note_request(int64_t frame_idx);
+  bool can_continue_to(int64_t frame_idx) const;
   void restart(int32_t packet_idx);
-  Outcome run_to(int64_t frame_idx);
+  bool chain(int32_t packet_idx);
+  void abandon_run();
+  Output identify_output();
+  bool output_is_damaged() const;
+  void hold_output(int64_t frame_idx);
+  Outcome run_to(int64_t frame_idx, bool drains);
+  bool run_pass(Pass& pass);
+  bool start_pass_at(Pass& pass, int64_t frame_idx);
+  bool finish_pass(Pass& pass);
+  int receive_into(Pass& pass);
   int send_next();
   int drain();
+  int64_t run_shift() const;
+  int32_t run_start() const { return run_starts_.back(); }
   int32_t key_packet_before(int32_t packet_idx, int64_t count) const;
   [[noreturn]] void fail(int64_t frame_idx, const std::string& reason) const;
 
   const VideoIndex::Impl& index_;
   FileDescriptor file_;
   FfmpegPtr<AVCodecContext> codec_;
-  FfmpegPtr<AVFrame> frame_;
+  FfmpegPtr<AVFrame> frame_;  // the codec's latest output
+  FfmpegPtr<AVFrame> held_frame_;
   FfmpegPtr<AVPacket> packet_;
   DecodeStatistics statistics_;
-  int64_t held_ = -1;         // index of the frame in frame_, -1 = none
+  int64_t held_ = -1;         // index of the frame in held_frame_, -1 = none
   int64_t last_output_ = -1;  // index of the last frame the codec gave in this run
-  int32_t run_start_ = -1;    // key packet at which this run began, -1 = no run
+  // Key packets at which the runs since the last flush began; the last one is the present run.
+  std::vector<int32_t> run_starts_;
   int32_t next_packet_ = 0;
   bool drained_ = false;  // no packet can follow in this run
   int64_t last_request_ = -1;

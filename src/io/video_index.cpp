@@ -12,6 +12,7 @@ extern "C" {
 #include "base/error.h"
 #include "base/strings.h"
 #include "io/video_ffmpeg.h"
+#include "io/video_h264.h"
 
 namespace longship::io {
 namespace {
@@ -73,12 +74,46 @@ void locate_bytes(const AVPacket& packet, const Mapping& mapping, PacketEntry& e
   stored.insert(stored.end(), packet.data, packet.data + size);
 }
 
+/// What is known about the packets of an H.264 stream besides their places.
+class H264Facts {
+ public:
+  explicit H264Facts(const AVCodecParameters& codec)
+      : scanner_(codec.codec_id == AV_CODEC_ID_H264
+                     ? std::span<const uint8_t>(codec.extradata,
+                                                static_cast<size_t>(codec.extradata_size))
+                     : std::span<const uint8_t>()) {}
+
+  void note(const AVPacket& packet, PacketEntry& entry) {
+    if (!scanner_.is_usable()) return;
+    const H264Packet facts = scanner_.scan({packet.data, static_cast<size_t>(packet.size)});
+    entry.resets_decoder = entry.is_key && facts.is_idr;
+    repeated_bytes_.push_back(static_cast<int32_t>(facts.repeated_bytes));
+    keeps_header_ = keeps_header_ && !facts.has_own_sets &&
+                    av_packet_get_side_data(&packet, AV_PKT_DATA_NEW_EXTRADATA, nullptr) == nullptr;
+  }
+  /// Encoders repeat the header before every key picture, and the decoder then builds the same
+  /// large tables again. Cuts the copies off, unless one differs anywhere in the stream.
+  void cut_repeated_headers(std::vector<PacketEntry>& packets) const {
+    if (!keeps_header_ || repeated_bytes_.size() != packets.size()) return;
+    for (size_t i = 0; i < packets.size(); ++i) {
+      packets[i].offset += static_cast<uint64_t>(repeated_bytes_[i]);
+      packets[i].size -= repeated_bytes_[i];
+    }
+  }
+
+ private:
+  H264Scanner scanner_;
+  std::vector<int32_t> repeated_bytes_;
+  bool keeps_header_ = true;
+};
+
 /// Reads all packets of the stream. Returns the end time of the last one shown, in the stream's
 /// time base.
 int64_t read_packets(AVFormatContext& container, const AVStream& stream, const Mapping& mapping,
                      VideoIndex::Impl& index) {
   const std::string file = index.info.path.string();
   FfmpegPtr<AVPacket> packet(av_packet_alloc());
+  H264Facts h264(*stream.codecpar);
   int64_t end = AV_NOPTS_VALUE;
   reset_ffmpeg_log();
   int result = 0;
@@ -101,6 +136,7 @@ int64_t read_packets(AVFormatContext& container, const AVStream& stream, const M
                                                                                     : packet->dts;
       LS_CHECK(entry.pts != AV_NOPTS_VALUE, DataError,
                "{}: packet {} has no presentation time; remux the video to MP4", file, number);
+      h264.note(*packet, entry);
       locate_bytes(*packet, mapping, entry, index.stored);
       if (!entry.is_discarded)
         end = std::max(end, entry.pts + std::max<int64_t>(packet->duration, 0));
@@ -117,6 +153,7 @@ int64_t read_packets(AVFormatContext& container, const AVStream& stream, const M
       !index_is_complete || listed <= static_cast<int64_t>(index.packets.size()), DataError,
       "{}: the file lists {} frames but holds the bytes of {}; it is cut, copy or record it again",
       file, listed, index.packets.size());
+  h264.cut_repeated_headers(index.packets);
   return end;
 }
 
@@ -146,6 +183,17 @@ void order_frames(VideoIndex::Impl& index) {
     index.info.is_key_frame.push_back(packets[own].is_key ? 1 : 0);
   }
   index.info.num_frames = static_cast<int64_t>(index.pts.size());
+}
+
+/// What runs of packets need to be told apart by their times.
+void measure_times(VideoIndex::Impl& index) {
+  constexpr int64_t kMostSpan = int64_t{1} << 48;  // thousands of them fit into a time
+  const auto [first, last] = std::minmax_element(
+      index.packets.begin(), index.packets.end(),
+      [](const PacketEntry& a, const PacketEntry& b) { return a.pts < b.pts; });
+  index.first_pts = first->pts;
+  const bool is_sane = first->pts > -kMostSpan && last->pts < kMostSpan;
+  index.pts_span = is_sane ? last->pts - first->pts + 1 : 0;
 }
 
 int64_t display_rotation(const AVStream& stream) {
@@ -207,6 +255,7 @@ std::shared_ptr<const VideoIndex> VideoIndex::build(const std::filesystem::path&
     const Mapping mapping(descriptor, impl->stamp.bytes);
     const int64_t end = read_packets(*container, stream, mapping, *impl);
     order_frames(*impl);
+    measure_times(*impl);
     info.duration_s = static_cast<double>(end - impl->pts.front()) * av_q2d(impl->time_base);
   }
   describe_first_frame(*impl);

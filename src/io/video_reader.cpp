@@ -12,6 +12,9 @@ struct VideoReader::Impl {
   explicit Impl(VideoIndexPtr shared) : index(std::move(shared)), decoder(index->impl()) {}
 
   const AVFrame& decode(int64_t frame_idx);
+  void check_size(int64_t frame_idx, const AVFrame& frame) const;
+  void check_is_colour() const;
+  void convert(int64_t frame_idx, const AVFrame& frame, uint8_t* out);
   void prepare_conversion(const AVFrame& frame);
 
   VideoIndexPtr index;
@@ -30,12 +33,16 @@ constexpr int64_t kPitchAlignment = 64;
 
 const AVFrame& VideoReader::Impl::decode(int64_t frame_idx) {
   const AVFrame& frame = decoder.decode(frame_idx);
+  check_size(frame_idx, frame);
+  ++decoder.statistics().frames_read;
+  return frame;
+}
+
+void VideoReader::Impl::check_size(int64_t frame_idx, const AVFrame& frame) const {
   const VideoInfo& info = index->info();
   LS_CHECK(frame.width == info.width && frame.height == info.height, DataError,
            "{}: frame {} is {}x{}, the first frame {}x{}; a video must keep one size",
            info.path.string(), frame_idx, frame.width, frame.height, info.width, info.height);
-  ++decoder.statistics().frames_read;
-  return frame;
 }
 
 void VideoReader::Impl::prepare_conversion(const AVFrame& frame) {
@@ -79,23 +86,42 @@ const DecodeStatistics& VideoReader::statistics() const {
   return impl_->decoder.statistics();
 }
 
-void VideoReader::read_rgb(int64_t frame_idx, uint8_t* out) {
-  LS_CHECK(!info().is_depth, DataError,
-           "{}: {} pictures are depth, not colour; mark the feature as depth", info().path.string(),
-           info().pixel_format);
-  const AVFrame& frame = impl_->decode(frame_idx);
-  impl_->prepare_conversion(frame);
-  uint8_t* planes[4] = {impl_->rows.data(), nullptr, nullptr, nullptr};
-  const int pitches[4] = {static_cast<int>(impl_->pitch), 0, 0, 0};
-  const int done = sws_scale(impl_->converter.get(), frame.data, frame.linesize, 0, frame.height,
-                             planes, pitches);
+void VideoReader::Impl::convert(int64_t frame_idx, const AVFrame& frame, uint8_t* out) {
+  prepare_conversion(frame);
+  uint8_t* planes[4] = {rows.data(), nullptr, nullptr, nullptr};
+  const int pitches[4] = {static_cast<int>(pitch), 0, 0, 0};
+  const int done = sws_scale(converter.get(), frame.data, frame.linesize, 0, frame.height, planes,
+                             pitches);
   LS_CHECK(done == frame.height, DataError,
-           "{}: frame {}: the conversion to RGB gave {} of {} rows", info().path.string(),
+           "{}: frame {}: the conversion to RGB gave {} of {} rows", index->info().path.string(),
            frame_idx, done, frame.height);
   const auto row_bytes = static_cast<size_t>(frame.width) * 3;
   for (int row = 0; row < frame.height; ++row) {
-    std::memcpy(out + row * row_bytes, impl_->rows.data() + row * impl_->pitch, row_bytes);
+    std::memcpy(out + row * row_bytes, rows.data() + row * pitch, row_bytes);
   }
+}
+
+void VideoReader::Impl::check_is_colour() const {
+  const VideoInfo& info = index->info();
+  LS_CHECK(!info.is_depth, DataError,
+           "{}: {} pictures are depth, not colour; mark the feature as depth", info.path.string(),
+           info.pixel_format);
+}
+
+void VideoReader::read_rgb(int64_t frame_idx, uint8_t* out) {
+  impl_->check_is_colour();
+  impl_->convert(frame_idx, impl_->decode(frame_idx), out);
+}
+
+void VideoReader::read_rgb_each(std::span<const int64_t> frames, std::span<uint8_t* const> out) {
+  impl_->check_is_colour();
+  LS_CHECK(frames.size() == out.size(), InternalError, "{} frames into {} pictures", frames.size(),
+           out.size());
+  impl_->decoder.decode_each(frames, [&](size_t position, const AVFrame& frame) {
+    impl_->check_size(frames[position], frame);
+    impl_->convert(frames[position], frame, out[position]);
+    ++impl_->decoder.statistics().frames_read;
+  });
 }
 
 void VideoReader::read_gray16(int64_t frame_idx, uint16_t* out) {

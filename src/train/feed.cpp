@@ -1,29 +1,105 @@
 #include "train/feed.h"
 
+#include <algorithm>
+
+#include "base/error.h"
+
 namespace longship::train {
+
+const char* to_string(FeedStage stage) {
+  switch (stage) {
+    case FeedStage::kFetch:
+      return "fetch";
+    case FeedStage::kDecode:
+      return "decode";
+    case FeedStage::kTransform:
+      return "transform";
+    case FeedStage::kCollate:
+      return "collate";
+    case FeedStage::kPin:
+      return "pin";
+  }
+  return "";
+}
+
+BatchMaker::BatchMaker(const data::Dataset& dataset, const models::Transform& transform,
+                       const models::Policy& policy, bool pin)
+    : dataset_(dataset),
+      transform_(transform),
+      policy_(policy),
+      pin_(pin),
+      windows_(transform.windows()),
+      decoding_before_(dataset.picture_statistics().decoding) {}
+
+std::vector<std::unique_ptr<models::Transform::Item>> BatchMaker::prepare(
+    const std::vector<data::RawSample>& samples) const {
+  std::vector<std::unique_ptr<models::Transform::Item>> items;
+  items.reserve(samples.size());
+  for (const data::RawSample& sample : samples) {
+    try {
+      items.push_back(transform_.prepare(sample));
+    } catch (const Error& error) {
+      throw_error(error.code(),
+                  fmt::format("dataset {}: episode {}, frame {}: {}", dataset_.root().string(),
+                              sample.episode, sample.frame, error.what()));
+    }
+  }
+  return items;
+}
+
+std::unique_ptr<models::Batch> BatchMaker::make(std::span<const int64_t> sample_ids,
+                                                const models::DrawKey& key) const {
+  StageTimes spent;
+  const auto spend = [&spent](FeedStage stage, Stopwatch& watch) {
+    spent[static_cast<size_t>(stage)] += watch.lap();
+  };
+  Stopwatch watch;
+  std::vector<std::unique_ptr<models::Transform::Item>> items;
+  {
+    // Pictures are freed as soon as the model has what it needs.
+    const std::vector<data::RawSample> samples = dataset_.get_batch(sample_ids, windows_);
+    spend(FeedStage::kFetch, watch);
+    items = prepare(samples);
+  }
+  spend(FeedStage::kTransform, watch);
+  std::unique_ptr<models::Batch> batch = transform_.collate(items);
+  policy_.prepare(*batch, key);
+  spend(FeedStage::kCollate, watch);
+  if (pin_) {
+    for (auto& [name, tensor] : batch->tensors()) *tensor = tensor->pin_memory();
+  }
+  spend(FeedStage::kPin, watch);
+  const std::lock_guard lock(mutex_);
+  for (size_t i = 0; i < spent.size(); ++i) times_[i] += spent[i];
+  return batch;
+}
+
+StageTimes BatchMaker::times() const {
+  // The dataset counts decoding itself, inside what is fetching from here.
+  const Elapsed decoding = dataset_.picture_statistics().decoding - decoding_before_;
+  const std::lock_guard lock(mutex_);
+  StageTimes out = times_;
+  Elapsed& fetch = out[static_cast<size_t>(FeedStage::kFetch)];
+  // A batch at work has decoding on the books and no fetching yet.
+  fetch.wall_s = std::max(0.0, fetch.wall_s - decoding.wall_s);
+  fetch.cpu_s = std::max(0.0, fetch.cpu_s - decoding.cpu_s);
+  out[static_cast<size_t>(FeedStage::kDecode)] = decoding;
+  return out;
+}
 
 BatchFeed::BatchFeed(const Recipe& recipe, const data::Dataset& dataset,
                      const models::Transform& transform, const models::Policy& policy,
                      const data::ShuffledStream& stream, bool pin, int64_t first_step,
                      int64_t last_step)
-    : num_micro_(recipe.train.num_micro()) {
+    : num_micro_(recipe.train.num_micro()), maker_(dataset, transform, policy, pin) {
   const int64_t micro = recipe.train.global_batch / num_micro_;
   const uint64_t seed = static_cast<uint64_t>(recipe.train.seed);
   // Micro-batch i of the run: the micro-batches of a step are neighbours, so it starts at sample
   // i * micro.
-  const auto produce = [&dataset, &transform, &policy, &stream, pin, micro, seed,
-                        num_micro = num_micro_](int64_t i) {
-    const data::WindowSpec windows = transform.windows();
-    std::vector<std::unique_ptr<models::Transform::Item>> items;
-    for (int64_t k = 0; k < micro; ++k) {
-      items.push_back(transform.prepare(dataset.get(stream.at(i * micro + k), windows)));
-    }
-    std::unique_ptr<models::Batch> batch = transform.collate(items);
-    policy.prepare(*batch, {seed, static_cast<uint64_t>(i / num_micro)});
-    if (pin) {
-      for (auto& [name, tensor] : batch->tensors()) *tensor = tensor->pin_memory();
-    }
-    return batch;
+  const auto produce = [this, &stream, micro, seed](int64_t i) {
+    std::vector<int64_t> ids;
+    for (int64_t k = 0; k < micro; ++k) ids.push_back(stream.at(i * micro + k));
+    return maker_.make(ids, {seed, static_cast<uint64_t>(i / num_micro_)});
   };
   prefetcher_ = std::make_unique<OrderedPrefetcher<std::unique_ptr<models::Batch>>>(
       recipe.data.workers, recipe.data.prefetch, produce, first_step * num_micro_,

@@ -2,17 +2,62 @@
 // Batches of a run in order: read, prepared, collated and completed by worker threads ahead of the
 // training thread.
 
+#include <array>
 #include <cstdint>
 #include <memory>
+#include <mutex>
+#include <span>
 #include <vector>
 
 #include "base/ordered_prefetch.h"
+#include "base/stopwatch.h"
 #include "data/dataset.h"
 #include "data/sampler.h"
 #include "models/spec.h"
 #include "train/recipe.h"
 
 namespace longship::train {
+
+/// What a worker does with a batch, in this order.
+enum class FeedStage { kFetch, kDecode, kTransform, kCollate, kPin };
+inline constexpr size_t kNumFeedStages = 5;
+/// "fetch", "decode", "transform", "collate", "pin".
+const char* to_string(FeedStage stage);
+
+/// Time spent in each stage, over all threads.
+using StageTimes = std::array<Elapsed, kNumFeedStages>;
+
+/// Makes whole batches of samples: reads, prepares, collates, completes, pins. Everything given by
+/// reference must outlive it. Thread-safe.
+class BatchMaker {
+ public:
+  BatchMaker(const data::Dataset& dataset, const models::Transform& transform,
+             const models::Policy& policy, bool pin);
+  /// Throws DataError naming dataset, episode, frame and file of a sample that cannot be used.
+  std::unique_ptr<models::Batch> make(std::span<const int64_t> sample_ids,
+                                      const models::DrawKey& key) const;
+  /// Since it was made.
+  StageTimes times() const;
+
+ private:
+  std::vector<std::unique_ptr<models::Transform::Item>> prepare(
+      const std::vector<data::RawSample>& samples) const;
+
+  const data::Dataset& dataset_;
+  const models::Transform& transform_;
+  const models::Policy& policy_;
+  bool pin_;
+  data::WindowSpec windows_;
+  Elapsed decoding_before_;  // of the dataset, when this was made
+  mutable std::mutex mutex_;
+  mutable StageTimes times_;
+};
+
+/// How a feed was used; differences of two of these describe the time between.
+struct FeedCounters {
+  PrefetchCounters queue;
+  StageTimes stages;
+};
 
 class BatchFeed {
  public:
@@ -26,10 +71,17 @@ class BatchFeed {
   std::vector<std::unique_ptr<models::Batch>> next_step();
   /// How long the last next_step() waited, milliseconds.
   double wait_ms() const { return wait_ms_; }
+  FeedCounters counters() const { return {prefetcher_->counters(), maker_.times()}; }
+  /// Finished micro-batches that wait to be taken; at most capacity().
+  int64_t num_ready() const { return prefetcher_->num_ready(); }
+  int64_t capacity() const { return prefetcher_->capacity(); }
+  /// 0: batches are made when they are asked for.
+  int64_t num_workers() const { return prefetcher_->num_workers(); }
 
  private:
   int64_t num_micro_;
   double wait_ms_ = 0;
+  BatchMaker maker_;
   std::unique_ptr<OrderedPrefetcher<std::unique_ptr<models::Batch>>> prefetcher_;
 };
 

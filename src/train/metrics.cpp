@@ -44,6 +44,15 @@ void append_line(const fs::path& path, std::string line) {
   }
 }
 
+/// (key, value) of a pipeline's record, for both kinds of file.
+std::vector<std::pair<std::string, double>> flatten(const PipelineRecord& p) {
+  std::vector<std::pair<std::string, double>> out = {{"data_queue", p.queue},
+                                                     {"data_starved", p.starved},
+                                                     {"data_blocked", p.blocked}};
+  for (const auto& [stage, share] : p.stages) out.emplace_back("data_use_" + stage, share);
+  return out;
+}
+
 }  // namespace
 
 std::string to_json_line(const MetricsRecord& r) {
@@ -58,6 +67,10 @@ std::string to_json_line(const MetricsRecord& r) {
   line["epoch"] = number(r.epoch);
   line["num_samples"] = r.num_samples;
   line["skipped_steps"] = r.skipped_steps;
+  if (r.pipeline) {
+    line["data_queue_capacity"] = r.pipeline->queue_capacity;
+    for (const auto& [name, value] : flatten(*r.pipeline)) line[name] = number(value);
+  }
   for (const auto& [name, value] : r.extra) line[name] = number(value);
   return line.dump();
 }
@@ -66,6 +79,12 @@ std::string to_console_line(const MetricsRecord& r, int64_t num_steps, double et
   std::string line = fmt::format(
       "step {}/{}  loss {:.4f}  grad_norm {:.3g}  lr {:.2e}  {:.1f} samples/s  data wait {:.1f} ms",
       r.step, num_steps, r.loss, r.grad_norm, r.lr, r.samples_per_s, r.data_wait_ms);
+  if (r.pipeline && r.pipeline->queue_capacity > 0) {
+    double busy = 0;
+    for (const auto& [stage, share] : r.pipeline->stages) busy += share;
+    line += fmt::format("  queue {:.1f}/{}  workers {:.0f} %", r.pipeline->queue,
+                        r.pipeline->queue_capacity, 100 * busy);
+  }
   if (r.skipped_steps > 0) line += fmt::format("  skipped {}", r.skipped_steps);
   if (r.step < num_steps) line += "  ETA " + human_duration(eta_s);
   return line;
@@ -109,6 +128,11 @@ void MetricsLog::write(const MetricsRecord& r) {
   events_->scalar("speed/samples_per_s", r.step, r.samples_per_s);
   events_->scalar("speed/data_wait_ms", r.step, r.data_wait_ms);
   events_->scalar("speed/step_time_ms", r.step, r.step_time_ms);
+  if (r.pipeline) {
+    for (const auto& [name, value] : flatten(*r.pipeline)) {
+      events_->scalar("speed/" + name, r.step, value);
+    }
+  }
   for (const auto& [name, value] : r.extra) events_->scalar("train/" + name, r.step, value);
   events_->flush();
 }

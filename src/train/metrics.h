@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,6 +14,15 @@ class EventWriter;
 }
 
 namespace longship::train {
+
+/// How the workers that make batches were used. Shares are of the time all of them had.
+struct PipelineRecord {
+  double queue = 0;            // finished batches that lay ready when one was asked for, mean
+  int64_t queue_capacity = 0;  // 0: without workers
+  double starved = 0;          // share of the batches that had to be waited for
+  double blocked = 0;          // share of time workers waited for room in the queue
+  std::vector<std::pair<std::string, double>> stages;  // (stage, share of time at work in it)
+};
 
 /// One logged step; means over the steps since the last record unless said otherwise.
 struct MetricsRecord {
@@ -26,6 +36,7 @@ struct MetricsRecord {
   double epoch = 0;           // passes over the training samples, at the end of the step
   int64_t skipped_steps = 0;  // in the run so far
   int64_t num_samples = 0;    // consumed in the run so far
+  std::optional<PipelineRecord> pipeline;
   std::vector<std::pair<std::string, double>> extra;  // the family's own scalars
 };
 
@@ -54,8 +65,8 @@ class MetricsLog {
 
 /// JSON of a record, one line without its end.
 std::string to_json_line(const MetricsRecord& record);
-/// "step 10/300  loss 0.8123  grad_norm 3.10  lr 2.0e-04  52.1 samples/s  data wait 0.3 ms  ETA 1
-/// min 20 s".
+/// "step 10/300  loss 0.8123  grad_norm 3.10  lr 2.0e-04  52.1 samples/s  data wait 0.3 ms  queue
+/// 3.8/4  workers 41 %  ETA 1 min 20 s"; queue and workers only when they are known.
 std::string to_console_line(const MetricsRecord& record, int64_t num_steps, double eta_s);
 
 }  // namespace longship::train

@@ -36,6 +36,13 @@ class DatasetWithStats : public data::Dataset {
   data::RawSample get(int64_t sample_id, const data::WindowSpec& windows) const override {
     return inner_->get(sample_id, windows);
   }
+  std::vector<data::RawSample> get_batch(std::span<const int64_t> sample_ids,
+                                         const data::WindowSpec& windows) const override {
+    return inner_->get_batch(sample_ids, windows);
+  }
+  data::PictureStatistics picture_statistics() const override {
+    return inner_->picture_statistics();
+  }
   data::RawSample get_columns(int64_t sample_id, const data::WindowSpec& windows) const override {
     return inner_->get_columns(sample_id, windows);
   }

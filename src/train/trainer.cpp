@@ -58,6 +58,7 @@ class Run {
   void skip_or_stop(const StepReport& report);
   void record(int64_t step, bool force);
   void report_progress(const StepReport& report);
+  PipelineRecord pipeline_record(double seconds);
   UpdateScalars scalars_of(int64_t num_updates) const;
   void save();
   void finish();
@@ -85,6 +86,7 @@ class Run {
   Clock::time_point run_start_, window_start_;
   int64_t timed_steps_ = 0;
   double wait_ms_ = 0;
+  FeedCounters feed_before_;  // at the last record
   double last_lr_ = 0;
 };
 
@@ -220,7 +222,31 @@ void Run::handle(const StepReport& report) {
 
 void Run::report_progress(const StepReport& report) {
   if (!progress_) return;
-  progress_->update(state_.step, fmt::format("loss {:.4f}  lr {:.1e}", report.loss, last_lr_));
+  std::string note = fmt::format("loss {:.4f}  lr {:.1e}", report.loss, last_lr_);
+  if (feed_->capacity() > 0) {
+    note += fmt::format("  queue {}/{}", feed_->num_ready(), feed_->capacity());
+  }
+  progress_->update(state_.step, note);
+}
+
+/// How the feed was used since the last record, `seconds` ago.
+PipelineRecord Run::pipeline_record(double seconds) {
+  const FeedCounters now = feed_->counters();
+  const PrefetchCounters &queue = now.queue, &before = feed_before_.queue;
+  // Without workers the training thread does their work.
+  const double time = seconds * static_cast<double>(std::max<int64_t>(feed_->num_workers(), 1));
+  const auto taken = static_cast<double>(std::max<int64_t>(queue.num_taken - before.num_taken, 1));
+  PipelineRecord out;
+  out.queue = static_cast<double>(queue.ready_sum - before.ready_sum) / taken;
+  out.queue_capacity = feed_->capacity();
+  out.starved = static_cast<double>(queue.num_starved - before.num_starved) / taken;
+  out.blocked = (queue.blocked_s - before.blocked_s) / time;
+  for (size_t i = 0; i < kNumFeedStages; ++i) {
+    out.stages.emplace_back(to_string(static_cast<FeedStage>(i)),
+                            (now.stages[i] - feed_before_.stages[i]).wall_s / time);
+  }
+  feed_before_ = now;
+  return out;
 }
 
 void Run::record(int64_t step, bool force) {
@@ -238,6 +264,7 @@ void Run::record(int64_t step, bool force) {
   r.epoch = stream_->epochs_before(step);
   r.skipped_steps = state_.skipped_steps;
   r.num_samples = state_.num_samples;
+  if (feed_) r.pipeline = pipeline_record(seconds);
   for (const auto& [name, sum] : state_.window_extra) r.extra.emplace_back(name, sum / updates);
   metrics_->write(r);
   const double per_step = seconds_since(run_start_) / static_cast<double>(step - resumed_step_);

@@ -240,22 +240,28 @@ TEST(WindowErrors, AVideoThatVanishesIsNamedWithEpisodeAndFrame) {
 
 TEST(ReaderPool, KeepsABoundedNumberOfReadersAndReusesThem) {
   std::vector<fs::path> files;
-  for (int i = 0; i < 24; ++i) {
+  constexpr int64_t kFiles = lerobot::ReaderPool::kReadersPerUser + 8;
+  for (int64_t i = 0; i < kFiles; ++i) {
     files.push_back(dataset_path("pusht_v21") /
-                    fmt::format("videos/chunk-000/observation.image/episode_{:06d}.mp4", i));
+                    fmt::format("videos/chunk-000/observation.image/episode_{:06d}.mp4", i % 24));
   }
   lerobot::ReaderPool pool(files);
   std::vector<uint8_t> picture(96 * 96 * 3);
-  for (int64_t i = 0; i < 24; ++i) pool.acquire(i).reader().read_rgb(0, picture.data());
+  for (int64_t i = 0; i < kFiles; ++i) pool.acquire(i).reader().read_rgb(0, picture.data());
   EXPECT_EQ(pool.num_idle(), lerobot::ReaderPool::kReadersPerUser);
   {
-    auto lease = pool.acquire(23);
+    auto lease = pool.acquire(kFiles - 1);
     EXPECT_EQ(lease.reader().statistics().frames_read, 1);
     EXPECT_EQ(pool.num_idle(), lerobot::ReaderPool::kReadersPerUser - 1);
     lease.discard();
   }
   EXPECT_EQ(pool.num_idle(), lerobot::ReaderPool::kReadersPerUser - 1);
   EXPECT_EQ(pool.index(23), pool.index(23));
+  const PictureStatistics statistics = pool.statistics();
+  EXPECT_EQ(statistics.pictures_read, kFiles);
+  EXPECT_EQ(statistics.decoders_opened, kFiles);
+  EXPECT_EQ(statistics.decoders_reused, 1);
+  EXPECT_EQ(statistics.decoders_idle, pool.num_idle());
 }
 
 TEST(Findings, FormatLeavesOutEmptyParts) {

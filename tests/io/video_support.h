@@ -47,6 +47,17 @@ inline std::vector<uint8_t> read_frame(io::VideoReader& reader, int64_t frame_id
   return rgb;
 }
 
+/// Frames in one pass; `wanted` rises.
+inline std::vector<std::vector<uint8_t>> read_frames(io::VideoReader& reader,
+                                                     const std::vector<int64_t>& wanted) {
+  const auto bytes = static_cast<size_t>(reader.info().width * reader.info().height * 3);
+  std::vector<std::vector<uint8_t>> out(wanted.size(), std::vector<uint8_t>(bytes));
+  std::vector<uint8_t*> buffers;
+  for (std::vector<uint8_t>& picture : out) buffers.push_back(picture.data());
+  reader.read_rgb_each(wanted, buffers);
+  return out;
+}
+
 /// A file of a case, from the case itself or from its base.
 inline std::filesystem::path broken_file(const std::string& case_name, const std::string& base,
                                          const std::string& file) {

@@ -22,6 +22,7 @@ using longship::testing::dataset_path;
 using longship::testing::expect_error;
 using longship::testing::read_bar_code;
 using longship::testing::read_frame;
+using longship::testing::read_frames;
 using longship::testing::scratch_dir;
 
 const char* const kTop = "videos/chunk-000/observation.images.top/episode_000000.mp4";
@@ -58,6 +59,18 @@ void expect_exact_frames(const fs::path& path, int episode, int64_t expected_fra
   for (int64_t i = 0; i < expected_frames; ++i) {
     VideoReader fresh(index);
     EXPECT_EQ(read_frame(fresh, i), frames[static_cast<size_t>(i)]) << i;
+  }
+  // Several in one pass, by readers that stand anywhere.
+  VideoReader passes(index);
+  for (int round = 0; round < 40; ++round) {
+    std::vector<int64_t> wanted;
+    for (int64_t i = 0; i < expected_frames; ++i) {
+      if (generator() % (round % 4 + 1u) == 0) wanted.push_back(i);
+    }
+    const auto pictures = read_frames(passes, wanted);
+    for (size_t i = 0; i < wanted.size(); ++i) {
+      EXPECT_EQ(pictures[i], frames[static_cast<size_t>(wanted[i])]) << wanted[i];
+    }
   }
 }
 

@@ -51,6 +51,16 @@ std::optional<Opened> inspect(const std::filesystem::path& root, const OpenOptio
   return opened;
 }
 
+/// A picture of a batch: where it is, and where it goes.
+struct WantedPicture {
+  int64_t file = 0;
+  int64_t video_frame = 0;
+  int64_t episode = 0;  // position in Layout::episodes
+  int64_t frame = 0;    // of the episode
+  size_t camera = 0;
+  ImagePtr* slot = nullptr;
+};
+
 class LerobotDataset final : public Dataset {
  public:
   explicit LerobotDataset(Opened opened)
@@ -85,6 +95,9 @@ class LerobotDataset final : public Dataset {
   int64_t size() const override { return num_samples_; }
 
   RawSample get(int64_t sample_id, const WindowSpec& windows) const override;
+  std::vector<RawSample> get_batch(std::span<const int64_t> sample_ids,
+                                   const WindowSpec& windows) const override;
+  PictureStatistics picture_statistics() const override { return pool_->statistics(); }
   RawSample get_columns(int64_t sample_id, const WindowSpec& windows) const override;
   std::string_view task_of(int64_t sample_id) const override;
   std::vector<float> column_values(std::string_view name,
@@ -96,8 +109,11 @@ class LerobotDataset final : public Dataset {
   }
   const ColumnData& column(std::string_view name) const;
   size_t camera(std::string_view name) const;
-  CameraWindow camera_window(const EpisodeRecord& episode, int64_t frame, size_t camera,
-                             const std::vector<int64_t>& offsets) const;
+  void want_pictures(std::vector<RawSample>& samples, const WindowSpec& windows,
+                     std::vector<WantedPicture>& wanted) const;
+  void read_file(std::span<const WantedPicture> wanted) const;
+  ImagePtr read_alone(const WantedPicture& wanted) const;
+  std::shared_ptr<Image> blank_picture(int64_t file) const;
 
   Layout layout_;
   Table table_;
@@ -166,52 +182,104 @@ RawSample LerobotDataset::get_columns(int64_t sample_id, const WindowSpec& windo
 }
 
 RawSample LerobotDataset::get(int64_t sample_id, const WindowSpec& windows) const {
-  RawSample sample = get_columns(sample_id, windows);
-  const auto position = static_cast<size_t>(locate(sample_id).first);
-  const EpisodeRecord& episode = layout_.episodes[position];
-  for (const auto& [name, offsets] : windows.cameras) {
-    sample.cameras.emplace(name, camera_window(episode, sample.frame, camera(name), offsets));
-  }
-  return sample;
+  return std::move(get_batch({&sample_id, 1}, windows).front());
 }
 
-CameraWindow LerobotDataset::camera_window(const EpisodeRecord& episode, int64_t frame,
-                                           size_t camera,
-                                           const std::vector<int64_t>& offsets) const {
-  CameraWindow window;
-  window.frames.resize(offsets.size());
-  // In rising order a decoder never goes back; frames that occur twice are decoded once.
-  std::map<int64_t, std::vector<size_t>> wanted;
-  for (size_t i = 0; i < offsets.size(); ++i) {
-    const auto [inside, is_pad] = clamp_frame(frame, offsets[i], episode.length);
-    window.is_pad.push_back(is_pad ? 1 : 0);
-    wanted[inside].push_back(i);
+std::vector<RawSample> LerobotDataset::get_batch(std::span<const int64_t> sample_ids,
+                                                 const WindowSpec& windows) const {
+  std::vector<RawSample> samples;
+  samples.reserve(sample_ids.size());
+  for (const int64_t id : sample_ids) samples.push_back(get_columns(id, windows));
+  std::vector<WantedPicture> wanted;
+  want_pictures(samples, windows, wanted);
+  // By file and in presentation order: a decoder never goes back and decodes no packet twice.
+  std::stable_sort(wanted.begin(), wanted.end(),
+                   [](const WantedPicture& a, const WantedPicture& b) {
+                     return std::pair(a.file, a.video_frame) < std::pair(b.file, b.video_frame);
+                   });
+  for (size_t begin = 0; begin < wanted.size();) {
+    size_t end = begin;
+    while (end < wanted.size() && wanted[end].file == wanted[begin].file) ++end;
+    read_file(std::span(wanted).subspan(begin, end - begin));
+    begin = end;
   }
-  if (wanted.empty()) return window;
-  const VideoSpan& span = episode.spans[camera];
-  const PictureSize& size = sizes_[static_cast<size_t>(span.file)];
-  int64_t current = wanted.begin()->first;
-  try {
-    ReaderPool::Lease lease = pool_->acquire(span.file);
-    try {
-      for (const auto& [inside, slots] : wanted) {
-        current = inside;
-        auto image = std::make_shared<Image>();
-        image->height = size.height;
-        image->width = size.width;
-        image->rgb.resize(static_cast<size_t>(size.height * size.width * 3));
-        lease.reader().read_rgb(span.first_frame + inside, image->rgb.data());
-        for (const size_t slot : slots) window.frames[slot] = image;
+  return samples;
+}
+
+void LerobotDataset::want_pictures(std::vector<RawSample>& samples, const WindowSpec& windows,
+                                   std::vector<WantedPicture>& wanted) const {
+  for (const auto& [name, offsets] : windows.cameras) {
+    const size_t number = camera(name);
+    for (RawSample& sample : samples) {
+      const int64_t position = locate(sample.sample_id).first;
+      const EpisodeRecord& episode = layout_.episodes[static_cast<size_t>(position)];
+      const VideoSpan& span = episode.spans[number];
+      CameraWindow& window = sample.cameras[name];
+      window.frames.resize(offsets.size());
+      for (size_t i = 0; i < offsets.size(); ++i) {
+        const auto [frame, is_pad] = clamp_frame(sample.frame, offsets[i], episode.length);
+        window.is_pad.push_back(is_pad ? 1 : 0);
+        wanted.push_back({span.file, span.first_frame + frame, position, frame, number,
+                          &window.frames[i]});
       }
+    }
+  }
+}
+
+std::shared_ptr<Image> LerobotDataset::blank_picture(int64_t file) const {
+  const PictureSize& size = sizes_[static_cast<size_t>(file)];
+  auto image = std::make_shared<Image>();
+  image->height = size.height;
+  image->width = size.width;
+  image->rgb.resize(static_cast<size_t>(size.height * size.width * 3));
+  return image;
+}
+
+/// `wanted`: pictures of one file in rising order; equal neighbours share one picture.
+void LerobotDataset::read_file(std::span<const WantedPicture> wanted) const {
+  const int64_t file = wanted.front().file;
+  std::vector<int64_t> frames;
+  std::vector<std::shared_ptr<Image>> images;
+  std::vector<uint8_t*> buffers;
+  for (const WantedPicture& one : wanted) {
+    if (frames.empty() || frames.back() != one.video_frame) {
+      frames.push_back(one.video_frame);
+      images.push_back(blank_picture(file));
+      buffers.push_back(images.back()->rgb.data());
+    }
+    *one.slot = images.back();
+  }
+  try {
+    ReaderPool::Lease lease = pool_->acquire(file);
+    try {
+      lease.reader().read_rgb_each(frames, buffers);
     } catch (...) {
       lease.discard();
       throw;
     }
-  } catch (const Error& error) {
-    throw DataError(fmt::format("episode {}, frame {}, camera {}: {}", episode.index, current,
-                                layout_.info.cameras[camera].name, error.what()));
+  } catch (const Error&) {
+    // Which one it was is found by asking for each alone.
+    for (const WantedPicture& one : wanted) *one.slot = read_alone(one);
   }
-  return window;
+}
+
+ImagePtr LerobotDataset::read_alone(const WantedPicture& wanted) const {
+  try {
+    std::shared_ptr<Image> image = blank_picture(wanted.file);
+    ReaderPool::Lease lease = pool_->acquire(wanted.file);
+    try {
+      lease.reader().read_rgb(wanted.video_frame, image->rgb.data());
+    } catch (...) {
+      lease.discard();
+      throw;
+    }
+    return image;
+  } catch (const Error& error) {
+    throw DataError(fmt::format(
+        "dataset {}: episode {}, frame {}, camera {}: {}", root().string(),
+        layout_.episodes[static_cast<size_t>(wanted.episode)].index, wanted.frame,
+        layout_.info.cameras[wanted.camera].name, error.what()));
+  }
 }
 
 std::string_view LerobotDataset::task_of(int64_t sample_id) const {

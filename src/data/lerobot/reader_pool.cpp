@@ -7,34 +7,70 @@ namespace longship::data::lerobot {
 
 ReaderPool::ReaderPool(std::vector<std::filesystem::path> files) : files_(std::move(files)) {}
 
+namespace {
+
+// A decoder of a codec that reorders holds some pictures, 4:2:0 mostly, and tables.
+int64_t bytes_of(const io::VideoReader& reader) {
+  constexpr int64_t kPictures = 10, kTables = 1 << 20;
+  return kPictures * reader.info().width * reader.info().height * 3 / 2 + kTables;
+}
+
+// Of VideoIndex: a packet's entry, the frame's place and its times.
+constexpr int64_t kIndexBytesPerFrame = 57;
+
+}  // namespace
+
+void ReaderPool::Lease::note_work() {
+  const io::DecodeStatistics& now = reader_->statistics();
+  const Elapsed spent = watch_.lap();
+  const std::lock_guard lock(pool_->mutex_);
+  PictureStatistics& sum = pool_->statistics_;
+  sum.decoding += spent;
+  sum.pictures_read += now.frames_read - before_.frames_read;
+  sum.pictures_decoded += now.frames_decoded - before_.frames_decoded;
+  sum.packets_decoded += now.packets_decoded - before_.packets_decoded;
+  sum.seeks += now.seeks - before_.seeks;
+}
+
 ReaderPool::Lease::~Lease() {
+  if (reader_) note_work();
   pool_->give_back(file_, std::move(reader_));
 }
 
 ReaderPool::Lease ReaderPool::acquire(int64_t file) {
+  const Stopwatch watch;
   {
     const std::lock_guard lock(mutex_);
     const auto found = std::find_if(idle_.begin(), idle_.end(),
                                     [file](const Idle& idle) { return idle.file == file; });
     if (found != idle_.end()) {
       std::unique_ptr<io::VideoReader> reader = std::move(found->reader);
+      idle_bytes_ -= found->bytes;
       idle_.erase(found);
+      ++statistics_.decoders_reused;
       peak_busy_ = std::max(peak_busy_, ++num_busy_);
-      return Lease(*this, file, std::move(reader));
+      return Lease(*this, file, std::move(reader), watch);
     }
   }
   auto reader = std::make_unique<io::VideoReader>(index(file));
   const std::lock_guard lock(mutex_);
+  ++statistics_.decoders_opened;
   peak_busy_ = std::max(peak_busy_, ++num_busy_);
-  return Lease(*this, file, std::move(reader));
+  return Lease(*this, file, std::move(reader), watch);
 }
 
 void ReaderPool::give_back(int64_t file, std::unique_ptr<io::VideoReader> reader) {
   std::list<Idle> closing;  // decoders are freed outside the lock
   const std::lock_guard lock(mutex_);
   --num_busy_;
-  if (reader) idle_.push_front({file, std::move(reader)});
-  while (static_cast<int64_t>(idle_.size()) > kReadersPerUser * peak_busy_) {
+  if (reader) {
+    const int64_t bytes = bytes_of(*reader);
+    idle_.push_front({file, std::move(reader), bytes});
+    idle_bytes_ += bytes;
+  }
+  while (static_cast<int64_t>(idle_.size()) > kReadersPerUser * peak_busy_ ||
+         (idle_bytes_ > kMaxIdleBytes && idle_.size() > 1)) {
+    idle_bytes_ -= idle_.back().bytes;
     closing.splice(closing.begin(), idle_, std::prev(idle_.end()));
   }
 }
@@ -61,6 +97,15 @@ io::VideoIndexPtr ReaderPool::index(int64_t file) {
     }
   }
   return index;
+}
+
+PictureStatistics ReaderPool::statistics() const {
+  const std::lock_guard lock(mutex_);
+  PictureStatistics out = statistics_;
+  out.decoders_idle = static_cast<int64_t>(idle_.size());
+  out.indexed_frames = num_indexed_frames_;
+  out.index_bytes = num_indexed_frames_ * kIndexBytesPerFrame;
+  return out;
 }
 
 int64_t ReaderPool::num_idle() const {

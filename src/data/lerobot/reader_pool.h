@@ -9,19 +9,22 @@
 #include <unordered_map>
 #include <vector>
 
+#include "data/dataset.h"
 #include "io/video.h"
 
 namespace longship::data::lerobot {
 
 /// Lends open decoders. A reader is used by one thread at a time and returns to the pool
 /// afterwards, so a file that is asked for again goes on where its decoder stands. At most
-/// kReadersPerUser idle readers are kept for each thread that was ever busy at the same time, the
-/// least recently used go first. Packet tables are shared by all readers of a file and kept up to
-/// kMaxIndexedFrames frames in all. Thread-safe.
+/// kReadersPerUser idle readers are kept for each thread that was ever busy at the same time, and
+/// at most kMaxIdleBytes of pictures in them; the least recently used go first. Packet tables are
+/// shared by all readers of a file and kept up to kMaxIndexedFrames frames in all, at about 57
+/// bytes a frame. No picture is kept but the ones a decoder itself refers to. Thread-safe.
 class ReaderPool {
  public:
-  static constexpr int64_t kReadersPerUser = 16;
+  static constexpr int64_t kReadersPerUser = 64;
   static constexpr int64_t kMaxIndexedFrames = 8'000'000;
+  static constexpr int64_t kMaxIdleBytes = int64_t{1} << 30;
 
   /// `files`: absolute paths, numbered from 0. Nothing is opened yet.
   explicit ReaderPool(std::vector<std::filesystem::path> files);
@@ -29,19 +32,30 @@ class ReaderPool {
   /// A reader that belongs to the holder until the lease ends.
   class Lease {
    public:
-    Lease(ReaderPool& pool, int64_t file, std::unique_ptr<io::VideoReader> reader)
-        : pool_(&pool), file_(file), reader_(std::move(reader)) {}
+    /// `watch` runs since the reader was asked for.
+    Lease(ReaderPool& pool, int64_t file, std::unique_ptr<io::VideoReader> reader, Stopwatch watch)
+        : pool_(&pool),
+          file_(file),
+          reader_(std::move(reader)),
+          before_(reader_->statistics()),
+          watch_(watch) {}
     ~Lease();
     Lease(const Lease&) = delete;
     Lease& operator=(const Lease&) = delete;
     io::VideoReader& reader() { return *reader_; }
     /// After an error: the reader is closed instead of going back.
-    void discard() { reader_.reset(); }
+    void discard() {
+      note_work();
+      reader_.reset();
+    }
 
    private:
+    void note_work();
     ReaderPool* pool_;
     int64_t file_;
     std::unique_ptr<io::VideoReader> reader_;
+    io::DecodeStatistics before_;
+    Stopwatch watch_;
   };
 
   /// Throws DataError when the file cannot be opened.
@@ -50,11 +64,13 @@ class ReaderPool {
   io::VideoIndexPtr index(int64_t file);
 
   int64_t num_idle() const;
+  PictureStatistics statistics() const;
 
  private:
   struct Idle {
     int64_t file;
     std::unique_ptr<io::VideoReader> reader;
+    int64_t bytes;
   };
   struct Indexed {
     int64_t file;
@@ -65,6 +81,8 @@ class ReaderPool {
   std::vector<std::filesystem::path> files_;
   mutable std::mutex mutex_;
   std::list<Idle> idle_;  // most recently used first
+  int64_t idle_bytes_ = 0;
+  PictureStatistics statistics_;  // but for what is there now
   int64_t num_busy_ = 0, peak_busy_ = 1;
   std::list<Indexed> indices_;  // most recently used first
   std::unordered_map<int64_t, std::list<Indexed>::iterator> index_of_;
