@@ -2,6 +2,7 @@
 // codes.
 #include <c10/util/Exception.h>
 #include <fmt/core.h>
+#include <malloc.h>
 #include <CLI/CLI.hpp>
 
 #include <exception>
@@ -56,6 +57,11 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   using longship::ExitCode;
+#ifdef M_TRIM_THRESHOLD
+  // A batch's pictures are freed together; without this their pages go back to the system and are
+  // fetched again for the next one, a tenth of the CPU time of reading.
+  mallopt(M_TRIM_THRESHOLD, 64 << 20);
+#endif
   try {
     return run(argc, argv);
   } catch (const longship::Error& e) {

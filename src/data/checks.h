@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "io/video.h"
+
 namespace longship::data {
 
 enum class Severity { kInfo, kWarn, kError };
@@ -65,6 +67,9 @@ struct OpenOptions {
   /// Numeric columns that training reads. Non-finite values, constant dimensions and contradicting
   /// statistics are reported for these; a non-finite value in any other column is a note only.
   std::vector<std::string> used_columns = {"observation.state", "action"};
+  /// Who decodes videos. With kNvdec opening throws ConfigError where the GPU's decoder does not
+  /// work.
+  io::VideoDecoder decoder = io::VideoDecoder::kCpu;
 };
 
 /// Runs every check that open_dataset runs and returns all findings, never throwing for a fault of

@@ -47,7 +47,7 @@ struct PictureStatistics {
   int64_t pictures_read = 0;     // delivered; one that several samples of a batch share counts once
   int64_t pictures_decoded = 0;  // that came out of a decoder, those on the way to a wanted one too
   int64_t packets_decoded = 0;
-  int64_t seeks = 0;            // starts at a key frame
+  int64_t seeks = 0;  // starts at a key frame
   int64_t decoders_opened = 0;
   int64_t decoders_reused = 0;  // requests that found an open decoder of their file
   int64_t decoders_idle = 0;    // open now, and in nobody's use

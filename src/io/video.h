@@ -39,6 +39,14 @@ struct VideoInfo {
   bool is_depth = false;  // one channel of more than 8 bits: readable with read_gray16 only
 };
 
+/// Who decodes. The GPU's decoder gives the same pictures: decoding is exact by the standards of
+/// the codecs, and colours are converted on the host in both cases.
+enum class VideoDecoder { kCpu, kNvdec };
+
+/// Throws ConfigError saying what is missing unless the driver's decoder works on this machine (the
+/// libraries libcuda and libnvcuvid, a device).
+void require_nvdec();
+
 /// The packet table of one file: immutable, to be shared by any number of readers in any threads.
 /// Holds no open file.
 class VideoIndex {
@@ -81,7 +89,8 @@ class VideoReader {
  public:
   /// Opens the file again. Throws DataError when it is not the file that was indexed (size or time
   /// changed).
-  explicit VideoReader(VideoIndexPtr index);
+  /// With kNvdec also ConfigError when the GPU cannot decode this codec or pixel format.
+  explicit VideoReader(VideoIndexPtr index, VideoDecoder decoder = VideoDecoder::kCpu);
   static VideoReader open(const std::filesystem::path& path);
   VideoReader(VideoReader&&) noexcept;
   VideoReader& operator=(VideoReader&&) noexcept;

@@ -44,7 +44,12 @@ const AVCodec* find_decoder(AVCodecID id) {
 
 void reset_ffmpeg_log() {
   static std::once_flag once;
-  std::call_once(once, [] { av_log_set_callback(keep_log_line); });
+  std::call_once(once, [] {
+    av_log_set_callback(keep_log_line);
+    // A damaged header may ask for any size. The largest honest piece is a table of 30 million
+    // frames.
+    av_max_alloc(size_t{1} << 30);
+  });
   last_log_line.clear();
 }
 
@@ -85,25 +90,33 @@ bool FileDescriptor::read_at(uint64_t offset, void* out, size_t num_bytes) const
   return true;
 }
 
-FrameDecoder::FrameDecoder(const VideoIndex::Impl& index)
+FrameDecoder::FrameDecoder(const VideoIndex::Impl& index, VideoDecoder decoder)
     : index_(index),
       file_(index.info.path),
       frame_(av_frame_alloc()),
       held_frame_(av_frame_alloc()),
+      can_chain_(decoder == VideoDecoder::kCpu),
       packet_(av_packet_alloc()) {
   const std::string file = index.info.path.string();
   LS_CHECK(file_.stamp() == index.stamp, DataError,
            "{}: the file has changed since it was indexed; start again", file);
+  LS_CHECK(frame_ && held_frame_ && packet_, DataError, "{}: out of memory", file);
+  reset_ffmpeg_log();
+  if (decoder == VideoDecoder::kNvdec) {
+    codec_ = nvdec_context(index);
+    open_nvdec(*codec_, index);
+    return;
+  }
   const AVCodec* codec = find_decoder(index.parameters->codec_id);
   LS_CHECK(codec != nullptr, DataError,
            "{}: no decoder for codec {} in this FFmpeg; convert the video to H.264 or AV1", file,
            index.info.codec);
   codec_.reset(avcodec_alloc_context3(codec));
-  LS_CHECK(frame_ && held_frame_ && packet_ && codec_, DataError, "{}: out of memory", file);
-  reset_ffmpeg_log();
+  LS_CHECK(codec_ != nullptr, DataError, "{}: out of memory", file);
   int result = avcodec_parameters_to_context(codec_.get(), index.parameters.get());
   if (result >= 0) {
     codec_->pkt_timebase = index.time_base;
+    codec_->max_pixels = kMaxPictureArea;
     codec_->thread_count = 1;                  // the caller has one reader per thread
     codec_->flags |= AV_CODEC_FLAG_UNALIGNED;  // else a left crop is rounded to the alignment and
                                                // the picture shifts
@@ -128,7 +141,8 @@ void FrameDecoder::restart(int32_t packet_idx) {
 // Begins a run at a packet that resets the codec by itself. A flush would make some codecs free all
 // their tables and build them again, which costs more than a small picture.
 bool FrameDecoder::chain(int32_t packet_idx) {
-  if (run_starts_.empty() || drained_ || index_.pts_span == 0 || run_starts_.size() >= kMaxChain ||
+  if (!can_chain_ || run_starts_.empty() || drained_ || index_.pts_span == 0 ||
+      run_starts_.size() >= kMaxChain ||
       !index_.packets[static_cast<size_t>(packet_idx)].resets_decoder) {
     return false;
   }

@@ -27,6 +27,9 @@ struct FfmpegFree {
   void operator()(AVPacket* p) const { av_packet_free(&p); }
   void operator()(SwsContext* p) const { sws_freeContext(p); }
 };
+/// Larger pictures are taken for damage: 8192 x 8192.
+inline constexpr int64_t kMaxPictureArea = int64_t{1} << 26;
+
 template <class T>
 using FfmpegPtr = std::unique_ptr<T, FfmpegFree>;
 
@@ -43,7 +46,7 @@ struct PacketEntry {
   bool in_file =
       true;  // false: the container stores it in another form, so the bytes are kept in memory
   bool is_key = false;
-  bool is_discarded = false;  // needed to decode others, but outside the edit list
+  bool is_discarded = false;    // needed to decode others, but outside the edit list
   bool resets_decoder = false;  // a decoder in the middle of a run can go on here without a flush
   int64_t pts = 0;
   int64_t dts = 0;
@@ -83,9 +86,22 @@ struct VideoIndex::Impl {
   std::vector<int32_t> packet_of_frame;  // [num_frames]
   std::vector<int32_t>
       start_of_frame;  // [num_frames] key packet from which the frame can be decoded
+  // Of the first frame as the CPU decodes it.
+  AVPixelFormat pixel_format = AV_PIX_FMT_NONE;
+  AVColorRange color_range = AVCOL_RANGE_UNSPECIFIED;
+  AVColorSpace color_space = AVCOL_SPC_UNSPECIFIED;
   int64_t first_pts = 0;  // of all packets
   int64_t pts_span = 0;   // more than any two presentation times differ; 0 when out of all reason
 };
+
+/// What the GPU's decoder needs besides FFmpeg's own. A context of the codec's CUVID decoder, not
+/// open yet; ConfigError when there is none for it.
+FfmpegPtr<AVCodecContext> nvdec_context(const VideoIndex::Impl& index);
+/// Opens it. Throws ConfigError naming the file.
+void open_nvdec(AVCodecContext& codec, const VideoIndex::Impl& index);
+/// The picture as the CPU would have given it: planes apart, colours described as in the index.
+/// `out` keeps its memory from call to call. Throws DataError for another layout.
+void to_planes(const AVFrame& frame, const VideoIndex::Impl& index, AVFrame& out);
 
 /// Decodes frames by their index. Holds the codec's state, so rising indices need no restart.
 class FrameDecoder {
@@ -93,7 +109,7 @@ class FrameDecoder {
   /// Receives a wanted frame: its position in the list, the picture (valid during the call).
   using FrameSink = std::function<void(size_t position, const AVFrame& frame)>;
 
-  explicit FrameDecoder(const VideoIndex::Impl& index);
+  explicit FrameDecoder(const VideoIndex::Impl& index, VideoDecoder decoder = VideoDecoder::kCpu);
   /// The frame; valid until the next call. Throws DataError.
   const AVFrame& decode(int64_t frame_idx);
   /// Several frames, strictly rising, in one pass: packets that several of them need are decoded
@@ -141,6 +157,7 @@ class FrameDecoder {
   FfmpegPtr<AVCodecContext> codec_;
   FfmpegPtr<AVFrame> frame_;  // the codec's latest output
   FfmpegPtr<AVFrame> held_frame_;
+  bool can_chain_ = true;
   FfmpegPtr<AVPacket> packet_;
   DecodeStatistics statistics_;
   int64_t held_ = -1;         // index of the frame in held_frame_, -1 = none

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <string_view>
 
 extern "C" {
 #include <libavutil/display.h>
@@ -36,6 +37,15 @@ struct Mapping {
   }
 };
 
+/// avformat_find_stream_info with a bound on the pictures it decodes.
+int find_stream_info(AVFormatContext& container) {
+  std::vector<AVDictionary*> options(container.nb_streams, nullptr);
+  for (AVDictionary*& one : options) av_dict_set_int(&one, "max_pixels", kMaxPictureArea, 0);
+  const int result = avformat_find_stream_info(&container, options.data());
+  for (AVDictionary*& one : options) av_dict_free(&one);
+  return result;
+}
+
 FfmpegPtr<AVFormatContext> open_container(const std::string& file) {
   // Only containers that hold their own data, only the file protocol: a playlist could name other
   // files or hosts.
@@ -49,7 +59,13 @@ FfmpegPtr<AVFormatContext> open_container(const std::string& file) {
   LS_CHECK(result >= 0, DataError, "{}: cannot be read as a video (MP4, Matroska, AVI): {}", file,
            ffmpeg_error(result));
   FfmpegPtr<AVFormatContext> container(raw);
-  result = avformat_find_stream_info(container.get(), nullptr);
+  // MP4 and Matroska state times and key frames themselves; looking into every packet for them
+  // takes twice as long as reading it.
+  const std::string_view format = container->iformat->name;
+  if (format.find("mp4") != format.npos || format.find("matroska") != format.npos) {
+    container->flags |= AVFMT_FLAG_NOPARSE;
+  }
+  result = find_stream_info(*container);
   LS_CHECK(result >= 0, DataError, "{}: the streams of the video cannot be read: {}", file,
            ffmpeg_error(result));
   return container;
@@ -188,9 +204,9 @@ void order_frames(VideoIndex::Impl& index) {
 /// What runs of packets need to be told apart by their times.
 void measure_times(VideoIndex::Impl& index) {
   constexpr int64_t kMostSpan = int64_t{1} << 48;  // thousands of them fit into a time
-  const auto [first, last] = std::minmax_element(
-      index.packets.begin(), index.packets.end(),
-      [](const PacketEntry& a, const PacketEntry& b) { return a.pts < b.pts; });
+  const auto [first, last] =
+      std::minmax_element(index.packets.begin(), index.packets.end(),
+                          [](const PacketEntry& a, const PacketEntry& b) { return a.pts < b.pts; });
   index.first_pts = first->pts;
   const bool is_sane = first->pts > -kMostSpan && last->pts < kMostSpan;
   index.pts_span = is_sane ? last->pts - first->pts + 1 : 0;
@@ -215,6 +231,9 @@ void describe_first_frame(VideoIndex::Impl& index) {
   LS_CHECK(layout != nullptr, DataError, "{}: codec {} gives pictures of an unknown pixel format",
            index.info.path.string(), index.info.codec);
   index.info.pixel_format = layout->name;
+  index.pixel_format = format;
+  index.color_range = frame.color_range;
+  index.color_space = frame.colorspace;
   index.info.is_depth = layout->nb_components == 1 && layout->comp[0].depth > 8;
 }
 

@@ -9,16 +9,20 @@
 namespace longship::io {
 
 struct VideoReader::Impl {
-  explicit Impl(VideoIndexPtr shared) : index(std::move(shared)), decoder(index->impl()) {}
+  Impl(VideoIndexPtr shared, VideoDecoder kind)
+      : index(std::move(shared)), decoder(index->impl(), kind) {
+    if (kind == VideoDecoder::kNvdec) planes.reset(av_frame_alloc());
+  }
 
   const AVFrame& decode(int64_t frame_idx);
   void check_size(int64_t frame_idx, const AVFrame& frame) const;
   void check_is_colour() const;
-  void convert(int64_t frame_idx, const AVFrame& frame, uint8_t* out);
+  void convert(int64_t frame_idx, const AVFrame& decoded, uint8_t* out);
   void prepare_conversion(const AVFrame& frame);
 
   VideoIndexPtr index;
   FrameDecoder decoder;
+  FfmpegPtr<AVFrame> planes;  // with NVDEC: its picture as the CPU would have given it
   FfmpegPtr<SwsContext> converter;
   std::array<int, 3> converter_key = {-1, -1, -1};  // pixel format, range, matrix
   std::vector<uint8_t> rows;  // [height, pitch] converted picture with padding
@@ -68,7 +72,8 @@ void VideoReader::Impl::prepare_conversion(const AVFrame& frame) {
   rows.assign(static_cast<size_t>(pitch * frame.height + kPitchAlignment), 0);
 }
 
-VideoReader::VideoReader(VideoIndexPtr index) : impl_(std::make_unique<Impl>(std::move(index))) {}
+VideoReader::VideoReader(VideoIndexPtr index, VideoDecoder decoder)
+    : impl_(std::make_unique<Impl>(std::move(index), decoder)) {}
 VideoReader VideoReader::open(const std::filesystem::path& path) {
   return VideoReader(VideoIndex::build(path));
 }
@@ -86,12 +91,14 @@ const DecodeStatistics& VideoReader::statistics() const {
   return impl_->decoder.statistics();
 }
 
-void VideoReader::Impl::convert(int64_t frame_idx, const AVFrame& frame, uint8_t* out) {
+void VideoReader::Impl::convert(int64_t frame_idx, const AVFrame& decoded, uint8_t* out) {
+  if (planes) to_planes(decoded, index->impl(), *planes);
+  const AVFrame& frame = planes ? *planes : decoded;
   prepare_conversion(frame);
-  uint8_t* planes[4] = {rows.data(), nullptr, nullptr, nullptr};
+  uint8_t* targets[4] = {rows.data(), nullptr, nullptr, nullptr};
   const int pitches[4] = {static_cast<int>(pitch), 0, 0, 0};
-  const int done = sws_scale(converter.get(), frame.data, frame.linesize, 0, frame.height, planes,
-                             pitches);
+  const int done =
+      sws_scale(converter.get(), frame.data, frame.linesize, 0, frame.height, targets, pitches);
   LS_CHECK(done == frame.height, DataError,
            "{}: frame {}: the conversion to RGB gave {} of {} rows", index->info().path.string(),
            frame_idx, done, frame.height);

@@ -46,9 +46,8 @@ void append_line(const fs::path& path, std::string line) {
 
 /// (key, value) of a pipeline's record, for both kinds of file.
 std::vector<std::pair<std::string, double>> flatten(const PipelineRecord& p) {
-  std::vector<std::pair<std::string, double>> out = {{"data_queue", p.queue},
-                                                     {"data_starved", p.starved},
-                                                     {"data_blocked", p.blocked}};
+  std::vector<std::pair<std::string, double>> out = {
+      {"data_queue", p.queue}, {"data_starved", p.starved}, {"data_blocked", p.blocked}};
   for (const auto& [stage, share] : p.stages) out.emplace_back("data_use_" + stage, share);
   return out;
 }

@@ -166,6 +166,8 @@ void DataSection::reflect(config::Visitor& visitor) {
   visitor.field(
       "prefetch", prefetch,
       {.doc = "Micro-batches prepared ahead", .unit = "micro-batches", .min = 1, .max = 10000});
+  visitor.choice("decoder", decoder, {"cpu", "nvdec"},
+                 {.doc = "Who decodes videos: the CPU, or the GPU's decoder through the driver"});
 }
 
 void OptimSection::reflect(config::Visitor& visitor) {

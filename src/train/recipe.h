@@ -31,6 +31,7 @@ struct DataSection {
   int64_t horizon = 50;
   int64_t workers = 2;
   int64_t prefetch = 4;
+  std::string decoder = "cpu";
   void reflect(config::Visitor& visitor);
 };
 

@@ -77,7 +77,9 @@ nlohmann::ordered_json to_json(const std::map<std::string, data::FeatureStats>& 
 
 std::shared_ptr<const data::Dataset> open_dataset(const Recipe& recipe) {
   LS_CHECK(!recipe.data.datasets.empty(), ConfigError, "data.datasets: give one dataset");
-  return data::open_lerobot(recipe.data.datasets.front().path);
+  data::OpenOptions options;
+  if (recipe.data.decoder == "nvdec") options.decoder = io::VideoDecoder::kNvdec;
+  return data::open_lerobot(recipe.data.datasets.front().path, options);
 }
 
 std::string fingerprint(const data::Dataset& dataset) {

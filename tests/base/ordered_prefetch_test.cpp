@@ -68,6 +68,44 @@ TEST(OrderedPrefetcher, StaysWithinItsCapacity) {
   EXPECT_LE(worst.load(), 5);
 }
 
+TEST(OrderedPrefetcher, CountersTellWhichSideIsSlower) {
+  using std::chrono::milliseconds;
+  {
+    OrderedPrefetcher<int64_t> slow_consumer(
+        2, 3, [](int64_t i) { return i; }, 0, 12);
+    std::this_thread::sleep_for(milliseconds(20));
+    EXPECT_EQ(slow_consumer.num_ready(), 3);
+    for (int64_t i = 0; i < 9; ++i) {
+      slow_consumer.next();
+      std::this_thread::sleep_for(milliseconds(10));
+    }
+    const PrefetchCounters counters = slow_consumer.counters();
+    EXPECT_EQ(counters.num_taken, 9);
+    EXPECT_GT(counters.blocked_s, 0.06) << "workers waited for room";
+    EXPECT_LT(counters.work_s, counters.blocked_s);
+    EXPECT_GE(counters.ready_sum, 15) << "mostly full";
+    EXPECT_LE(counters.ready_sum, 27);
+  }
+  OrderedPrefetcher<int64_t> slow_producer(
+      2, 3,
+      [](int64_t i) {
+        std::this_thread::sleep_for(milliseconds(10));
+        return i;
+      },
+      0, 8);
+  for (int64_t i = 0; i < 8; ++i) slow_producer.next();
+  const PrefetchCounters counters = slow_producer.counters();
+  EXPECT_GE(counters.num_starved, 3);
+  EXPECT_GT(counters.wait_s, 0.02);
+  EXPECT_GT(counters.work_s, 0.07);
+  EXPECT_EQ(slow_producer.num_ready(), 0);
+  OrderedPrefetcher<int64_t> alone(
+      0, 0, [](int64_t i) { return i; }, 0, 4);
+  alone.next();
+  EXPECT_EQ(alone.counters().num_taken, 1);
+  EXPECT_EQ(alone.counters().ready_sum, 0);
+}
+
 TEST(OrderedPrefetcher, ExceptionsComeAtTheirItemAndTheRestGoesOn) {
   for (const int64_t workers : {0, 1, 4}) {
     OrderedPrefetcher<int64_t> prefetcher(

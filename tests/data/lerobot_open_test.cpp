@@ -241,9 +241,12 @@ TEST(WindowErrors, AVideoThatVanishesIsNamedWithEpisodeAndFrame) {
 TEST(ReaderPool, KeepsABoundedNumberOfReadersAndReusesThem) {
   std::vector<fs::path> files;
   constexpr int64_t kFiles = lerobot::ReaderPool::kReadersPerUser + 8;
+  const fs::path folder = scratch_dir("reader_pool");
   for (int64_t i = 0; i < kFiles; ++i) {
-    files.push_back(dataset_path("pusht_v21") /
-                    fmt::format("videos/chunk-000/observation.image/episode_{:06d}.mp4", i % 24));
+    files.push_back(folder / fmt::format("{}.mp4", i));
+    fs::copy_file(dataset_path("pusht_v21") /
+                      fmt::format("videos/chunk-000/observation.image/episode_{:06d}.mp4", i % 24),
+                  files.back());
   }
   lerobot::ReaderPool pool(files);
   std::vector<uint8_t> picture(96 * 96 * 3);

@@ -68,8 +68,7 @@ TEST(VideoPass, ManyPassesOverOneReader) {
 }
 
 TEST(VideoPass, SequentialPassesGoOnWhereTheDecoderStands) {
-  VideoReader reader =
-      VideoReader::open(broken_file("codec-h264-gop30-bframes", "base_v21", kTop));
+  VideoReader reader = VideoReader::open(broken_file("codec-h264-gop30-bframes", "base_v21", kTop));
   int64_t next = 0;
   for (const int64_t count : {3, 1, 4, 2, 2}) {
     std::vector<int64_t> wanted;
@@ -91,8 +90,7 @@ TEST(VideoPass, WindowsThatOverlapKeepTheSharedFrame) {
 TEST(VideoPass, NothingWantedAndFramesThatDoNotExist) {
   VideoReader reader = VideoReader::open(dataset_path("broken/base_v21") / kTop);
   EXPECT_TRUE(read_frames(reader, {}).empty());
-  expect_error<DataError>([&] { read_frames(reader, {3, 12}); },
-                          {kTop, "h264", "12", "12 frames"});
+  expect_error<DataError>([&] { read_frames(reader, {3, 12}); }, {kTop, "h264", "12", "12 frames"});
   EXPECT_EQ(read_bar_code(read_frames(reader, {4})[0], 64).frame, 4) << "the reader still works";
 }
 
@@ -122,8 +120,11 @@ TEST(VideoPass, ADamagedGroupIsNamedAndTheOthersAreRead) {
   ASSERT_LT(bad.size(), 30u);
   ASSERT_GT(bad.front(), 10);
   const std::string name = "frame " + std::to_string(bad.front());
-  expect_error<DataError>([&] { read_frames(reader, {2, 9, bad.front(), bad.back() + 40}); },
-                          {"a.mp4", "h264", name});
+  expect_error<DataError>(
+      [&] {
+        read_frames(reader, {2, 9, bad.front(), bad.back() + 40});
+      },
+      {"a.mp4", "h264", name});
   EXPECT_EQ(read_frames(reader, {2, 9}), read_frames(good, {2, 9}));
 }
 
@@ -135,16 +136,14 @@ H264Packet scan(const std::vector<uint8_t>& packet) {
 }
 
 TEST(H264Scanner, RepeatedSetsBeforeAnIdrPicture) {
-  const H264Packet out =
-      scan({0, 0, 0, 2, 0x67, 1, 0, 0, 0, 2, 0x68, 2, 0, 0, 0, 3, 0x65, 9, 9});
+  const H264Packet out = scan({0, 0, 0, 2, 0x67, 1, 0, 0, 0, 2, 0x68, 2, 0, 0, 0, 3, 0x65, 9, 9});
   EXPECT_TRUE(out.is_idr);
   EXPECT_FALSE(out.has_own_sets);
   EXPECT_EQ(out.repeated_bytes, 12u);
 }
 
 TEST(H264Scanner, OtherSetsAreKept) {
-  const H264Packet out =
-      scan({0, 0, 0, 2, 0x67, 1, 0, 0, 0, 2, 0x68, 3, 0, 0, 0, 3, 0x65, 9, 9});
+  const H264Packet out = scan({0, 0, 0, 2, 0x67, 1, 0, 0, 0, 2, 0x68, 3, 0, 0, 0, 3, 0x65, 9, 9});
   EXPECT_TRUE(out.has_own_sets);
   EXPECT_EQ(out.repeated_bytes, 0u);
   const H264Packet behind = scan({0, 0, 0, 2, 0x65, 9, 0, 0, 0, 2, 0x68, 3});

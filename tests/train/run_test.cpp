@@ -111,10 +111,30 @@ TEST_F(RunTest, MetricsHaveTheirKeysAndValues) {
   EXPECT_EQ(all[0]["step"], 1);
   EXPECT_EQ(all[4]["step"], 20);
   for (const auto& r : all) {
-    for (const char* key : {"step", "loss", "grad_norm", "lr", "samples_per_s", "data_wait_ms",
-                            "step_time_ms", "epoch", "skipped_steps", "num_samples", "loss_half"}) {
+    for (const char* key : {"step",
+                            "loss",
+                            "grad_norm",
+                            "lr",
+                            "samples_per_s",
+                            "data_wait_ms",
+                            "step_time_ms",
+                            "epoch",
+                            "skipped_steps",
+                            "num_samples",
+                            "loss_half",
+                            "data_queue",
+                            "data_queue_capacity",
+                            "data_starved",
+                            "data_blocked",
+                            "data_use_fetch",
+                            "data_use_decode",
+                            "data_use_transform",
+                            "data_use_collate",
+                            "data_use_pin"}) {
       EXPECT_TRUE(r.contains(key)) << key;
     }
+    EXPECT_LE(r["data_queue"].get<double>(), r["data_queue_capacity"].get<double>());
+    EXPECT_GT(r["data_use_fetch"].get<double>() + r["data_use_transform"].get<double>(), 0);
     EXPECT_NEAR(r["loss_half"].get<double>(), 0.5 * r["loss"].get<double>(), 1e-6);
   }
   EXPECT_EQ(all[0]["lr"], 0.0);  // warm-up from zero
@@ -323,6 +343,11 @@ TEST(Metrics, ConsoleLineReads) {
   EXPECT_EQ(to_console_line(r, 300, 80),
             "step 10/300  loss 0.8123  grad_norm 3.1  lr 2.00e-04  52.1 samples/s  data wait 0.3 "
             "ms  ETA 1 min 20 s");
+  r.pipeline = PipelineRecord{3.21, 4, 0.1, 0.5, {{"fetch", 0.01}, {"decode", 0.3}}};
+  EXPECT_EQ(to_console_line(r, 10, 0),
+            "step 10/10  loss 0.8123  grad_norm 3.1  lr 2.00e-04  52.1 samples/s  data wait 0.3 "
+            "ms  queue 3.2/4  workers 31 %");
+  r.pipeline.reset();
   r.skipped_steps = 2;
   EXPECT_THAT(to_console_line(r, 300, 80), HasSubstr("skipped 2"));
 }

@@ -30,10 +30,10 @@ struct Opened {
   std::map<std::string, FeatureStats> stats;
 };
 
-std::unique_ptr<ReaderPool> make_pool(const Layout& layout) {
+std::unique_ptr<ReaderPool> make_pool(const Layout& layout, io::VideoDecoder decoder) {
   std::vector<std::filesystem::path> paths;
   for (const VideoFile& file : layout.video_files) paths.push_back(layout.root / file.path);
-  return std::make_unique<ReaderPool>(std::move(paths));
+  return std::make_unique<ReaderPool>(std::move(paths), decoder);
 }
 
 std::optional<Opened> inspect(const std::filesystem::path& root, const OpenOptions& options,
@@ -44,7 +44,7 @@ std::optional<Opened> inspect(const std::filesystem::path& root, const OpenOptio
   opened.layout = std::move(*layout);
   opened.table = read_table(opened.layout, findings);
   check_rows(opened.layout, opened.table, options, findings);
-  opened.pool = make_pool(opened.layout);
+  opened.pool = make_pool(opened.layout, options.decoder);
   opened.sizes = check_videos(opened.layout, *opened.pool, findings);
   opened.stats = read_stored_stats(opened.layout, findings);
   check_stats(opened.layout, opened.table, opened.stats, options, findings);
@@ -219,8 +219,8 @@ void LerobotDataset::want_pictures(std::vector<RawSample>& samples, const Window
       for (size_t i = 0; i < offsets.size(); ++i) {
         const auto [frame, is_pad] = clamp_frame(sample.frame, offsets[i], episode.length);
         window.is_pad.push_back(is_pad ? 1 : 0);
-        wanted.push_back({span.file, span.first_frame + frame, position, frame, number,
-                          &window.frames[i]});
+        wanted.push_back(
+            {span.file, span.first_frame + frame, position, frame, number, &window.frames[i]});
       }
     }
   }
@@ -274,11 +274,13 @@ ImagePtr LerobotDataset::read_alone(const WantedPicture& wanted) const {
       throw;
     }
     return image;
+  } catch (const ConfigError&) {
+    throw;
   } catch (const Error& error) {
-    throw DataError(fmt::format(
-        "dataset {}: episode {}, frame {}, camera {}: {}", root().string(),
-        layout_.episodes[static_cast<size_t>(wanted.episode)].index, wanted.frame,
-        layout_.info.cameras[wanted.camera].name, error.what()));
+    throw DataError(fmt::format("dataset {}: episode {}, frame {}, camera {}: {}", root().string(),
+                                layout_.episodes[static_cast<size_t>(wanted.episode)].index,
+                                wanted.frame, layout_.info.cameras[wanted.camera].name,
+                                error.what()));
   }
 }
 
@@ -308,6 +310,7 @@ std::vector<float> LerobotDataset::column_values(std::string_view name,
 
 std::unique_ptr<Dataset> open_lerobot(const std::filesystem::path& root,
                                       const OpenOptions& options) {
+  if (options.decoder == io::VideoDecoder::kNvdec) io::require_nvdec();
   Findings findings;
   std::optional<lerobot::Opened> opened = lerobot::inspect(root, options, findings);
   findings.throw_if_errors(root);

@@ -1,11 +1,29 @@
 #include "data/lerobot/reader_pool.h"
 
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <utility>
 
 namespace longship::data::lerobot {
 
-ReaderPool::ReaderPool(std::vector<std::filesystem::path> files) : files_(std::move(files)) {}
+ReaderPool::ReaderPool(std::vector<std::filesystem::path> files, io::VideoDecoder decoder)
+    : files_(std::move(files)), decoder_(decoder), first_of_same_(files_.size(), -1) {}
+
+/// The first file that was asked for and is the same file on disk.
+int64_t ReaderPool::first_of_same(int64_t file) {
+  const auto i = static_cast<size_t>(file);
+  {
+    const std::lock_guard lock(mutex_);
+    if (first_of_same_[i] >= 0) return first_of_same_[i];
+  }
+  struct stat status {};
+  if (::stat(files_[i].c_str(), &status) != 0) return file;  // opening it will say why
+  const std::lock_guard lock(mutex_);
+  first_of_same_[i] =
+      first_by_identity_.try_emplace({status.st_dev, status.st_ino}, file).first->second;
+  return first_of_same_[i];
+}
 
 namespace {
 
@@ -39,6 +57,7 @@ ReaderPool::Lease::~Lease() {
 
 ReaderPool::Lease ReaderPool::acquire(int64_t file) {
   const Stopwatch watch;
+  file = first_of_same(file);
   {
     const std::lock_guard lock(mutex_);
     const auto found = std::find_if(idle_.begin(), idle_.end(),
@@ -52,7 +71,7 @@ ReaderPool::Lease ReaderPool::acquire(int64_t file) {
       return Lease(*this, file, std::move(reader), watch);
     }
   }
-  auto reader = std::make_unique<io::VideoReader>(index(file));
+  auto reader = std::make_unique<io::VideoReader>(index(file), decoder_);
   const std::lock_guard lock(mutex_);
   ++statistics_.decoders_opened;
   peak_busy_ = std::max(peak_busy_, ++num_busy_);
@@ -76,6 +95,7 @@ void ReaderPool::give_back(int64_t file, std::unique_ptr<io::VideoReader> reader
 }
 
 io::VideoIndexPtr ReaderPool::index(int64_t file) {
+  file = first_of_same(file);
   {
     const std::lock_guard lock(mutex_);
     const auto found = index_of_.find(file);

@@ -4,9 +4,11 @@
 #include <cstdint>
 #include <filesystem>
 #include <list>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "data/dataset.h"
@@ -19,7 +21,8 @@ namespace longship::data::lerobot {
 /// kReadersPerUser idle readers are kept for each thread that was ever busy at the same time, and
 /// at most kMaxIdleBytes of pictures in them; the least recently used go first. Packet tables are
 /// shared by all readers of a file and kept up to kMaxIndexedFrames frames in all, at about 57
-/// bytes a frame. No picture is kept but the ones a decoder itself refers to. Thread-safe.
+/// bytes a frame; links to one file count as that file. No picture is kept but the ones a decoder
+/// itself refers to. Thread-safe.
 class ReaderPool {
  public:
   static constexpr int64_t kReadersPerUser = 64;
@@ -27,7 +30,8 @@ class ReaderPool {
   static constexpr int64_t kMaxIdleBytes = int64_t{1} << 30;
 
   /// `files`: absolute paths, numbered from 0. Nothing is opened yet.
-  explicit ReaderPool(std::vector<std::filesystem::path> files);
+  explicit ReaderPool(std::vector<std::filesystem::path> files,
+                      io::VideoDecoder decoder = io::VideoDecoder::kCpu);
 
   /// A reader that belongs to the holder until the lease ends.
   class Lease {
@@ -77,8 +81,12 @@ class ReaderPool {
     io::VideoIndexPtr index;
   };
   void give_back(int64_t file, std::unique_ptr<io::VideoReader> reader);
+  int64_t first_of_same(int64_t file);
 
   std::vector<std::filesystem::path> files_;
+  io::VideoDecoder decoder_;
+  std::vector<int64_t> first_of_same_;                                  // [files] -1: not known yet
+  std::map<std::pair<uint64_t, uint64_t>, int64_t> first_by_identity_;  // (device, inode)
   mutable std::mutex mutex_;
   std::list<Idle> idle_;  // most recently used first
   int64_t idle_bytes_ = 0;
