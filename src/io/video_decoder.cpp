@@ -21,7 +21,7 @@ thread_local std::string last_log_line;
 void keep_log_line(void* source, int level, const char* format, va_list arguments) {
   if (level > AV_LOG_ERROR) return;
   char line[512];
-  int print_prefix = 1;
+  int print_prefix = 0;  // it holds an address
   av_log_format_line2(source, level, format, arguments, line, sizeof line, &print_prefix);
   const std::string_view text = trim(line);
   if (!text.empty()) last_log_line = text;

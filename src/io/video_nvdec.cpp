@@ -3,6 +3,11 @@
 #include <fmt/core.h>
 
 #include <cstring>
+#include <mutex>
+
+extern "C" {
+#include <libavutil/hwcontext.h>
+}
 
 #include "base/error.h"
 #include "io/video_ffmpeg.h"
@@ -43,6 +48,35 @@ void lower_bits(uint8_t* row, int count) {
   }
 }
 
+/// Pictures on the host; with a device at hand FFmpeg's own choice would be its memory.
+AVPixelFormat host_format(AVCodecContext*, const AVPixelFormat* formats) {
+  while (*formats == AV_PIX_FMT_CUDA) ++formats;
+  return *formats;
+}
+
+/// The first device, opened once: its primary context, which CUDA's runtime uses too. A decoder
+/// that opens its own would take hundreds of megabytes for it. Null when there is none.
+AVBufferRef* shared_device() {
+  constexpr int kUsePrimaryContext = 1;  // AV_CUDA_USE_PRIMARY_CONTEXT, whose header needs CUDA's
+  static std::mutex mutex;
+  static AVBufferRef* device = nullptr;  // for as long as the program runs
+  const std::lock_guard lock(mutex);
+  if (device == nullptr && av_hwdevice_ctx_create(&device, AV_HWDEVICE_TYPE_CUDA, nullptr, nullptr,
+                                                  kUsePrimaryContext) < 0) {
+    device = nullptr;
+  }
+  return device;
+}
+
+int open_on_device(AVCodecContext& codec) {
+  AVBufferRef* device = shared_device();
+  if (device == nullptr) return AVERROR_EXTERNAL;
+  codec.hw_device_ctx = av_buffer_ref(device);
+  if (codec.hw_device_ctx == nullptr) return AVERROR(ENOMEM);
+  codec.get_format = host_format;
+  return avcodec_open2(&codec, codec.codec, nullptr);
+}
+
 }  // namespace
 
 void require_nvdec() {
@@ -56,7 +90,7 @@ void require_nvdec() {
   LS_CHECK(context != nullptr, ConfigError, "data.decoder: out of memory");
   context->width = context->height = 256;
   context->pkt_timebase = {1, 1000};
-  const int result = avcodec_open2(context.get(), codec, nullptr);
+  const int result = open_on_device(*context);
   LS_CHECK(result >= 0, ConfigError,
            "data.decoder: nvdec does not work on this machine: {}; it needs a GPU and the driver's "
            "libraries libcuda.so.1 and libnvcuvid.so.1; use cpu",
@@ -83,7 +117,7 @@ void open_nvdec(AVCodecContext& codec, const VideoIndex::Impl& index) {
   if (result >= 0) {
     codec.pkt_timebase = index.time_base;
     codec.max_pixels = kMaxPictureArea;
-    result = avcodec_open2(&codec, codec.codec, nullptr);
+    result = open_on_device(codec);
   }
   LS_CHECK(result >= 0, ConfigError,
            "{}: data.decoder=nvdec: the GPU does not decode this {} video: {}; use "

@@ -87,7 +87,9 @@ void ReaderPool::give_back(int64_t file, std::unique_ptr<io::VideoReader> reader
     idle_.push_front({file, std::move(reader), bytes});
     idle_bytes_ += bytes;
   }
-  while (static_cast<int64_t>(idle_.size()) > kReadersPerUser * peak_busy_ ||
+  const int64_t per_user =
+      decoder_ == io::VideoDecoder::kNvdec ? kNvdecReadersPerUser : kReadersPerUser;
+  while (static_cast<int64_t>(idle_.size()) > per_user * peak_busy_ ||
          (idle_bytes_ > kMaxIdleBytes && idle_.size() > 1)) {
     idle_bytes_ -= idle_.back().bytes;
     closing.splice(closing.begin(), idle_, std::prev(idle_.end()));

@@ -26,6 +26,7 @@ namespace longship::data::lerobot {
 class ReaderPool {
  public:
   static constexpr int64_t kReadersPerUser = 64;
+  static constexpr int64_t kNvdecReadersPerUser = 4;  // they hold 25 surfaces each on the GPU
   static constexpr int64_t kMaxIndexedFrames = 8'000'000;
   static constexpr int64_t kMaxIdleBytes = int64_t{1} << 30;
 
