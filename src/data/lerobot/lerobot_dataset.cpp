@@ -9,47 +9,13 @@
 
 #include "base/error.h"
 #include "base/strings.h"
-#include "data/lerobot/check_videos.h"
-#include "data/lerobot/layout.h"
-#include "data/lerobot/reader_pool.h"
-#include "data/lerobot/stored_stats.h"
-#include "data/lerobot/table.h"
+#include "data/lerobot/opened.h"
 
 namespace longship::data {
 
 namespace lerobot {
 
 namespace {
-
-/// Everything that opening a dataset finds out.
-struct Opened {
-  Layout layout;
-  Table table;
-  std::unique_ptr<ReaderPool> pool;
-  std::vector<PictureSize> sizes;
-  std::map<std::string, FeatureStats> stats;
-};
-
-std::unique_ptr<ReaderPool> make_pool(const Layout& layout) {
-  std::vector<std::filesystem::path> paths;
-  for (const VideoFile& file : layout.video_files) paths.push_back(layout.root / file.path);
-  return std::make_unique<ReaderPool>(std::move(paths));
-}
-
-std::optional<Opened> inspect(const std::filesystem::path& root, const OpenOptions& options,
-                              Findings& findings) {
-  std::optional<Layout> layout = read_layout(root, findings);
-  if (!layout) return std::nullopt;
-  Opened opened;
-  opened.layout = std::move(*layout);
-  opened.table = read_table(opened.layout, findings);
-  check_rows(opened.layout, opened.table, options, findings);
-  opened.pool = make_pool(opened.layout);
-  opened.sizes = check_videos(opened.layout, *opened.pool, findings);
-  opened.stats = read_stored_stats(opened.layout, findings);
-  check_stats(opened.layout, opened.table, opened.stats, options, findings);
-  return opened;
-}
 
 class LerobotDataset final : public Dataset {
  public:
