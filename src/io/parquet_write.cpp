@@ -81,6 +81,12 @@ ArrayPtr array_of(const std::vector<int64_t>& values) {
   return finish(builder);
 }
 
+ArrayPtr array_of(const std::vector<float>& values) {
+  arrow::FloatBuilder builder;
+  must(builder.AppendValues(values));
+  return finish(builder);
+}
+
 ArrayPtr array_of(const std::vector<double>& values) {
   arrow::DoubleBuilder builder;
   must(builder.AppendValues(values));
@@ -280,11 +286,13 @@ void ParquetRowCopier::append(const std::filesystem::path& source, std::span<con
     const auto own = std::find_if(replaced.begin(), replaced.end(),
                                   [&](const Replacement& r) { return r.name == name; });
     if (own != replaced.end()) {
-      LS_CHECK(own->values.size() == rows.size(), InternalError,
-               "{}: {} values replace column '{}' of {} rows", source.string(), own->values.size(),
+      const ArrayPtr values =
+          std::visit([](const auto& numbers) { return array_of(numbers); }, own->values);
+      LS_CHECK(values->length() == static_cast<int64_t>(rows.size()), InternalError,
+               "{}: {} values replace column '{}' of {} rows", source.string(), values->length(),
                name, rows.size());
-      arrays.push_back(std::make_shared<arrow::ChunkedArray>(array_of(own->values)));
-      fields.push_back(arrow::field(name, arrow::int64()));
+      arrays.push_back(std::make_shared<arrow::ChunkedArray>(values));
+      fields.push_back(arrow::field(name, values->type()));
       continue;
     }
     const int index = table->schema()->GetFieldIndex(name);

@@ -39,11 +39,11 @@ void write_parquet(const std::filesystem::path& path, std::span<const WriteColum
 /// the type of every column; columns of later ones are converted to it where nothing is lost.
 class ParquetRowCopier {
  public:
-  /// Whole numbers that take the place of a column's own, one per copied row. A column that the
-  /// source lacks is added.
+  /// Numbers that take the place of a column's own, one per copied row. A column that the source
+  /// lacks is added.
   struct Replacement {
     std::string name;
-    std::vector<int64_t> values;
+    std::variant<std::vector<int64_t>, std::vector<float>> values;
   };
 
   /// `columns`: names in the order of the new file. Nothing is written before the first append().

@@ -23,6 +23,7 @@ class LerobotDataset final : public Dataset {
       : layout_(std::move(opened.layout)),
         table_(std::move(opened.table)),
         pool_(std::move(opened.pool)),
+        images_(std::move(opened.images)),
         sizes_(std::move(opened.sizes)),
         stats_(std::move(opened.stats)),
         format_("LeRobot " + layout_.info.version_text) {
@@ -61,13 +62,15 @@ class LerobotDataset final : public Dataset {
     return layout_.episodes[static_cast<size_t>(place.first)].row_begin + place.second;
   }
   const ColumnData& column(std::string_view name) const;
+  ImagePtr stored_picture(const EpisodeRecord& episode, int64_t frame, size_t camera) const;
   size_t camera(std::string_view name) const;
   CameraWindow camera_window(const EpisodeRecord& episode, int64_t frame, size_t camera,
                              const std::vector<int64_t>& offsets) const;
 
   Layout layout_;
   Table table_;
-  std::unique_ptr<ReaderPool> pool_;  // guards itself
+  std::unique_ptr<ReaderPool> pool_;      // guards itself
+  std::unique_ptr<ImageColumns> images_;  // likewise
   std::vector<PictureSize> sizes_;
   std::map<std::string, FeatureStats> stats_;
   std::string format_;
@@ -141,6 +144,17 @@ RawSample LerobotDataset::get(int64_t sample_id, const WindowSpec& windows) cons
   return sample;
 }
 
+/// A picture that lies in the tables.
+ImagePtr LerobotDataset::stored_picture(const EpisodeRecord& episode, int64_t frame,
+                                        size_t camera) const {
+  try {
+    return images_->read(camera, episode.row_begin + frame);
+  } catch (const Error& error) {
+    throw DataError(fmt::format("episode {}, frame {}, camera {}: {}", episode.index, frame,
+                                layout_.info.cameras[camera].name, error.what()));
+  }
+}
+
 CameraWindow LerobotDataset::camera_window(const EpisodeRecord& episode, int64_t frame,
                                            size_t camera,
                                            const std::vector<int64_t>& offsets) const {
@@ -154,6 +168,13 @@ CameraWindow LerobotDataset::camera_window(const EpisodeRecord& episode, int64_t
     wanted[inside].push_back(i);
   }
   if (wanted.empty()) return window;
+  if (!layout_.info.cameras[camera].is_video) {
+    for (const auto& [inside, slots] : wanted) {
+      const ImagePtr image = stored_picture(episode, inside, camera);
+      for (const size_t slot : slots) window.frames[slot] = image;
+    }
+    return window;
+  }
   const VideoSpan& span = episode.spans[camera];
   const PictureSize& size = sizes_[static_cast<size_t>(span.file)];
   int64_t current = wanted.begin()->first;

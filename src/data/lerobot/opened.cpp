@@ -16,6 +16,8 @@ void judge(Opened& opened, const OpenOptions& options, Findings& findings) {
   check_rows(opened.layout, opened.table, options, findings);
   opened.pool = make_pool(opened.layout);
   opened.sizes = check_videos(opened.layout, *opened.pool, findings);
+  opened.images = std::make_unique<ImageColumns>(opened.layout, opened.table);
+  check_images(opened.layout, opened.table, findings);
   opened.stats = read_stored_stats(opened.layout, findings);
   check_stats(opened.layout, opened.table, opened.stats, options, findings);
 }

@@ -12,6 +12,7 @@
 #include "data/checks.h"
 #include "data/dataset.h"
 #include "data/lerobot/check_videos.h"
+#include "data/lerobot/image_columns.h"
 #include "data/lerobot/layout.h"
 #include "data/lerobot/reader_pool.h"
 #include "data/lerobot/table.h"
@@ -23,6 +24,7 @@ struct Opened {
   Layout layout;
   Table table;
   std::unique_ptr<ReaderPool> pool;
+  std::unique_ptr<ImageColumns> images;
   std::vector<PictureSize> sizes;  // one per video file
   std::map<std::string, FeatureStats> stats;
 };

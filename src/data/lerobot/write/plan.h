@@ -58,6 +58,7 @@ struct WriteOptions {
   int64_t files_per_chunk = 1000;
   bool keep_all_tasks = true;  // false: only tasks that rows use, numbered anew
   bool pixels = false;         // statistics of cameras from every picture
+  bool timestamps = false;     // frame k gets the timestamp k / fps in place of its own
 };
 
 struct Plan {

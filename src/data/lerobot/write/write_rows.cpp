@@ -25,7 +25,7 @@ std::vector<std::string> columns_of(const Plan& plan) {
   for (const char* own : {"timestamp", "frame_index", "episode_index", "index", "task_index"}) {
     const bool listed = std::find(names.begin(), names.end(), own) != names.end();
     // The others are numbered anew and need no source.
-    const bool known = own != std::string_view("timestamp") ||
+    const bool known = own != std::string_view("timestamp") || plan.options.timestamps ||
                        !plan.sources.front()->opened.table.timestamp.empty();
     if (!listed && known) names.emplace_back(own);
   }
@@ -64,10 +64,40 @@ std::vector<io::ParquetRowCopier::Replacement> numbers_of(const Plan& plan,
     const int64_t old = table.task_index[static_cast<size_t>(record.row_begin) + k];
     task[k] = plan.task_index[episode.source].at(old);
   }
-  return {{"episode_index", std::move(own)},
-          {"index", std::move(index)},
-          {"frame_index", std::move(frame)},
-          {"task_index", std::move(task)}};
+  std::vector<io::ParquetRowCopier::Replacement> out = {{"episode_index", std::move(own)},
+                                                        {"index", std::move(index)},
+                                                        {"frame_index", std::move(frame)},
+                                                        {"task_index", std::move(task)}};
+  if (plan.options.timestamps) {
+    std::vector<float> time(n);
+    for (size_t k = 0; k < n; ++k) {
+      time[k] = static_cast<float>(static_cast<double>(k) / plan.info().fps);
+    }
+    out.push_back({"timestamp", std::move(time)});
+  }
+  return out;
+}
+
+/// Pictures that the tables name by a path go along under the same path.
+void copy_pictures(const fs::path& target, const Plan& plan, const PlannedEpisode& episode) {
+  const Source& source = *plan.sources[episode.source];
+  const EpisodeRecord& record = plan.record(episode);
+  const std::vector<CameraInfo>& cameras = source.opened.layout.info.cameras;
+  for (size_t camera = 0; camera < cameras.size(); ++camera) {
+    if (cameras[camera].is_video) continue;
+    for (int64_t row = record.row_begin; row < record.row_end; ++row) {
+      const int64_t in_file =
+          source.file_row.empty() ? row : source.file_row[static_cast<size_t>(row)];
+      const io::StoredPicture picture = source.opened.images->stored(camera, in_file);
+      if (!picture.bytes.empty()) continue;
+      const fs::path to = target / picture.path;
+      fs::create_directories(to.parent_path());
+      LS_CHECK(!fs::exists(to), DataError,
+               "{}: two datasets name a picture by this path; they cannot be put together",
+               picture.path);
+      fs::copy_file(source.opened.layout.root / picture.path, to);
+    }
+  }
 }
 
 }  // namespace
@@ -106,6 +136,7 @@ void write_rows(const fs::path& target, Plan& plan, Progress& progress) {
     episode.data_chunk = number.chunk;
     episode.data_file = number.file;
     out->append(from, rows, numbers_of(plan, episode, static_cast<int64_t>(e)));
+    copy_pictures(target, plan, episode);
     done += record.length;
     progress.update(done);
   }

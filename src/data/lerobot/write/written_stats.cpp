@@ -41,7 +41,9 @@ FullStats aggregate(const std::vector<const FullStats*>& parts) {
 void add_column(const Plan& plan, const Feature& feature, WrittenStats& out) {
   const int64_t width = feature.width();
   if (feature.kind != FeatureKind::kNumeric || width == 0) return;
-  StatsAccumulator total(width, true);
+  // Of several axes the last one has statistics, as lerobot computes them.
+  const int64_t axis = feature.shape.empty() ? 1 : feature.shape.back();
+  StatsAccumulator total(axis, true);
   for (size_t e = 0; e < plan.episodes.size(); ++e) {
     const PlannedEpisode& episode = plan.episodes[e];
     const EpisodeRecord& record = plan.record(episode);
@@ -62,17 +64,26 @@ void add_column(const Plan& plan, const Feature& feature, WrittenStats& out) {
         const int64_t old = table.task_index[static_cast<size_t>(record.row_begin) + k];
         values.push_back(static_cast<double>(plan.task_index[episode.source].at(old)));
       }
+    } else if (feature.name == "timestamp" && plan.options.timestamps) {
+      for (size_t k = 0; k < n; ++k) {
+        values.push_back(static_cast<float>(static_cast<double>(k) / plan.info().fps));
+      }
     } else {
       const ColumnData& column = table.columns.find(feature.name)->second;
       const auto begin = column.values.begin() + record.row_begin * width;
       values.assign(begin, begin + record.length * width);
     }
-    StatsAccumulator part(width, true);
+    StatsAccumulator part(axis, true);
     part.add(values);
-    if (part.count() > 0) out.per_episode[e][feature.name] = part.result();
+    if (part.count() > 0) {
+      FullStats& stats = out.per_episode[e][feature.name] = part.result();
+      stats.count /= width / axis;
+    }
     total.merge(std::move(part));
   }
-  if (total.count() > 0) out.total[feature.name] = total.result();
+  if (total.count() == 0) return;
+  FullStats& stats = out.total[feature.name] = total.result();
+  stats.count /= width / axis;
 }
 
 void add_stored_camera(const Plan& plan, const std::string& camera, WrittenStats& out) {
@@ -113,11 +124,24 @@ void add_decoded_camera(const Plan& plan, size_t camera, WrittenStats& out) {
     const auto& cameras = source.opened.layout.info.cameras;
     size_t own = 0;
     while (cameras[own].name != name) ++own;
+    PixelStats part;
+    if (!cameras[own].is_video) {
+      for (int64_t row = record.row_begin; row < record.row_end; ++row) {
+        part.add(source.opened.images
+                     ->read(own, source.file_row.empty()
+                                     ? row
+                                     : source.file_row[static_cast<size_t>(row)])
+                     ->rgb);
+      }
+      out.per_episode[e][name] = part.result(record.length);
+      total.merge(part);
+      frames += record.length;
+      continue;
+    }
     const VideoSpan& span = record.spans[own];
     ReaderPool::Lease lease = source.opened.pool->acquire(span.file);
     const io::VideoInfo& info = lease.reader().info();
     std::vector<uint8_t> rgb(static_cast<size_t>(info.width * info.height * 3));
-    PixelStats part;
     for (int64_t k = 0; k < record.length; ++k) {
       lease.reader().read_rgb(span.first_frame + k, rgb.data());
       part.add(rgb);
@@ -138,7 +162,7 @@ WrittenStats compute_written_stats(const Plan& plan) {
   for (size_t c = 0; c < plan.info().cameras.size(); ++c) {
     const CameraInfo& camera = plan.info().cameras[c];
     if (camera.is_depth) continue;
-    if (plan.options.pixels && camera.is_video) {
+    if (plan.options.pixels) {
       add_decoded_camera(plan, c, out);
     } else {
       add_stored_camera(plan, camera.name, out);
