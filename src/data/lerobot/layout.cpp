@@ -61,7 +61,7 @@ void check_episodes(const Layout& layout, Findings& findings) {
     }
     if (episode.length == 0) {
       findings.warn("empty-episode", place, "its length is 0", "it gives no samples",
-                    "remove it from the metadata to silence this");
+                    "longship dataset repair leaves it out");
     }
     previous = episode.index;
   }
@@ -73,7 +73,7 @@ void check_counters(const Layout& layout, Findings& findings) {
   if (declared && *declared != num_episodes) {
     findings.warn("counters", "meta/info.json",
                   fmt::format("total_episodes is {}, the data has {}", *declared, num_episodes),
-                  "the data are used", "correct the counter");
+                  "the data are used", "correct the counter, or longship dataset repair");
   }
 }
 
