@@ -185,7 +185,7 @@ TEST(DatasetWriters, ConvertSplitMergeAndRepairGiveSoundDatasets) {
   }
   const ProcessResult again = dataset({"convert", source, "--out", (scratch / "v30").string()});
   EXPECT_EQ(again.exit_code, 3);
-  EXPECT_THAT(again.output, HasSubstr("v30"));
+  EXPECT_THAT(again.output, HasSubstr("v30: exists already"));
   const ProcessResult none =
       dataset({"split", source, "--episodes", "7", "--out", (scratch / "none").string()});
   EXPECT_EQ(none.exit_code, 2);

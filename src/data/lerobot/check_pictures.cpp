@@ -19,13 +19,17 @@ namespace longship::data::lerobot {
 namespace {
 
 constexpr int64_t kMaxFaultsPerEpisode = 20;
+// Work is handed out in pieces of about so many frames, so that one long video keeps all threads
+// busy and each still decodes long stretches without a jump.
+constexpr int64_t kFramesPerTask = 2000;
 
-/// One video file and the episodes with frames in it; or one episode of a camera whose pictures lie
-/// in the tables.
+/// Neighbouring episodes of one video file; or one episode of a camera whose pictures lie in the
+/// tables.
 struct Task {
   std::vector<size_t> episodes;
   size_t camera = 0;
-  bool stored = false;  // pictures lie in the tables
+  int64_t file = -1;  // -1: pictures lie in the tables
+  int64_t num_frames = 0;
   Findings findings;
   CameraPixels pixels;
 };
@@ -209,27 +213,27 @@ void decode_file(Context& context, int64_t file, Task& task) {
   }
 }
 
-}  // namespace
-
-std::map<std::string, CameraPixels> check_pictures(
-    const Opened& opened, int64_t threads, const std::function<void(int64_t, int64_t)>& progress,
-    Findings& findings) {
-  const Layout& layout = opened.layout;
-  std::vector<Task> tasks(layout.video_files.size());
-  for (size_t i = 0; i < tasks.size(); ++i) tasks[i].camera = layout.video_files[i].camera;
-  // A camera whose heads are at fault is reported already, picture by picture.
-  std::vector<bool> readable(layout.info.cameras.size(), true);
+// A camera whose heads are at fault is reported already, picture by picture.
+std::vector<bool> readable_cameras(const Info& info, const Findings& findings) {
+  std::vector<bool> readable(info.cameras.size(), true);
   for (const Finding& finding : findings.list()) {
     if (finding.code != "picture-unreadable" && finding.code != "picture-depth" &&
         finding.code != "column") {
       continue;
     }
     for (size_t camera = 0; camera < readable.size(); ++camera) {
-      const std::string& name = layout.info.cameras[camera].name;
+      const std::string& name = info.cameras[camera].name;
       if (finding.place.find(name) != std::string::npos) readable[camera] = false;
     }
   }
-  Context context{opened, StateRange(opened.table), {}, {}, 0, {}, progress};
+  return readable;
+}
+
+std::vector<Task> make_tasks(const Opened& opened, const Findings& findings) {
+  const Layout& layout = opened.layout;
+  const std::vector<bool> readable = readable_cameras(layout.info, findings);
+  std::vector<Task> tasks;
+  std::vector<int64_t> open_task(layout.video_files.size(), -1);  // of each file, into tasks
   for (size_t e = 0; e < layout.episodes.size(); ++e) {
     const EpisodeRecord& episode = layout.episodes[e];
     const bool placed = episode.row_end - episode.row_begin == episode.length &&
@@ -242,8 +246,16 @@ std::map<std::string, CameraPixels> check_pictures(
       if (!layout.video_files[file].exists || opened.sizes[file].width == 0) continue;
       const int64_t available = opened.pool->index(span.file)->info().num_frames;
       if (span.first_frame < 0 || span.first_frame + episode.length > available) continue;
-      tasks[file].episodes.push_back(e);
-      context.total += episode.length;
+      if (open_task[file] < 0) {
+        open_task[file] = static_cast<int64_t>(tasks.size());
+        tasks.emplace_back();
+        tasks.back().camera = layout.video_files[file].camera;
+        tasks.back().file = span.file;
+      }
+      Task& task = tasks[static_cast<size_t>(open_task[file])];
+      task.episodes.push_back(e);
+      task.num_frames += episode.length;
+      if (task.num_frames >= kFramesPerTask) open_task[file] = -1;
     }
     if (!opened.table.file_sound[static_cast<size_t>(episode.data_file)]) continue;
     for (size_t camera = 0; camera < layout.info.cameras.size(); ++camera) {
@@ -251,17 +263,28 @@ std::map<std::string, CameraPixels> check_pictures(
       Task& task = tasks.emplace_back();
       task.episodes = {e};
       task.camera = camera;
-      task.stored = true;
-      context.total += episode.length;
+      task.num_frames = episode.length;
     }
   }
+  return tasks;
+}
+
+}  // namespace
+
+std::map<std::string, CameraPixels> check_pictures(
+    const Opened& opened, int64_t threads, const std::function<void(int64_t, int64_t)>& progress,
+    Findings& findings) {
+  const Layout& layout = opened.layout;
+  std::vector<Task> tasks = make_tasks(opened, findings);
+  Context context{opened, StateRange(opened.table), {}, {}, 0, {}, progress};
+  for (const Task& task : tasks) context.total += task.num_frames;
   const auto work = [&] {
     for (size_t i = context.next++; i < tasks.size(); i = context.next++) {
       Task& task = tasks[i];
-      if (task.stored) {
+      if (task.file < 0) {
         decode_stored(context, task.camera, layout.episodes[task.episodes.front()], task);
       } else {
-        decode_file(context, static_cast<int64_t>(i), task);
+        decode_file(context, task.file, task);
       }
     }
   };
@@ -272,11 +295,11 @@ std::map<std::string, CameraPixels> check_pictures(
   work();
   for (std::thread& thread : pool) thread.join();
   std::map<std::string, CameraPixels> pixels;
-  for (size_t i = 0; i < tasks.size(); ++i) {
-    findings.append(tasks[i].findings);
-    CameraPixels& camera = pixels[layout.info.cameras[tasks[i].camera].name];
-    camera.stats.merge(tasks[i].pixels.stats);
-    camera.num_frames += tasks[i].pixels.num_frames;
+  for (const Task& task : tasks) {
+    findings.append(task.findings);
+    CameraPixels& camera = pixels[layout.info.cameras[task.camera].name];
+    camera.stats.merge(task.pixels.stats);
+    camera.num_frames += task.pixels.num_frames;
   }
   return pixels;
 }

@@ -57,6 +57,13 @@ void verify(const fs::path& root, const Plan& plan) {
            root.string(), plan.num_frames, frames);
 }
 
+// Told before the sources are read, which may take a while.
+void refuse_existing(const fs::path& target) {
+  std::error_code code;
+  LS_CHECK(!fs::exists(fs::symlink_status(target, code)), DataError,
+           "{}: exists already; give the new dataset a folder that does not", target.string());
+}
+
 std::vector<size_t> all_positions(const Source& source) {
   std::vector<size_t> positions(source.opened.layout.episodes.size());
   std::iota(positions.begin(), positions.end(), size_t{0});
@@ -105,6 +112,7 @@ WriteSummary write_dataset(const fs::path& target, std::span<const Selection> se
 
 WriteSummary convert_dataset(const fs::path& source, const fs::path& target,
                              const WriteOptions& options) {
+  refuse_existing(target);
   const std::unique_ptr<Source> opened = open_source(source);
   const Selection all{opened.get(), all_positions(*opened)};
   return write_dataset(target, std::span(&all, 1), options);
@@ -112,6 +120,7 @@ WriteSummary convert_dataset(const fs::path& source, const fs::path& target,
 
 WriteSummary split_dataset(const fs::path& source, const fs::path& target,
                            const std::vector<int64_t>& episodes, const WriteOptions& options) {
+  refuse_existing(target);
   const std::unique_ptr<Source> opened = open_source(source);
   const std::vector<EpisodeRecord>& records = opened->opened.layout.episodes;
   const std::set<int64_t> wanted(episodes.begin(), episodes.end());
@@ -137,6 +146,7 @@ WriteSummary split_dataset(const fs::path& source, const fs::path& target,
 
 WriteSummary merge_datasets(std::span<const fs::path> sources, const fs::path& target,
                             const WriteOptions& options) {
+  refuse_existing(target);
   std::vector<std::unique_ptr<Source>> opened;
   std::vector<Selection> selections;
   for (const fs::path& path : sources) {

@@ -43,7 +43,9 @@ void add_column(const Plan& plan, const Feature& feature, WrittenStats& out) {
   if (feature.kind != FeatureKind::kNumeric || width == 0) return;
   // Of several axes the last one has statistics, as lerobot computes them.
   const int64_t axis = feature.shape.empty() ? 1 : feature.shape.back();
-  StatsAccumulator total(axis, true);
+  // As dataset_stats: exact while a gibibyte holds the values.
+  const bool exact = plan.num_frames * width * 8 <= int64_t{1} << 30;
+  StatsAccumulator total(axis, exact);
   for (size_t e = 0; e < plan.episodes.size(); ++e) {
     const PlannedEpisode& episode = plan.episodes[e];
     const EpisodeRecord& record = plan.record(episode);
@@ -73,7 +75,7 @@ void add_column(const Plan& plan, const Feature& feature, WrittenStats& out) {
       const auto begin = column.values.begin() + record.row_begin * width;
       values.assign(begin, begin + record.length * width);
     }
-    StatsAccumulator part(axis, true);
+    StatsAccumulator part(axis, exact);
     part.add(values);
     if (part.count() > 0) {
       FullStats& stats = out.per_episode[e][feature.name] = part.result();
