@@ -14,7 +14,7 @@ CUDA = re.compile(r'^(cuda|cublas|cudnn|nccl|curand)[\w]*\.h$|^(c10|ATen)/cuda/'
 QUARANTINE = {
     r'^yaml-cpp/': ['src/base/config/yaml.cpp'],
     r'^spdlog/': ['src/base/log.cpp'],
-    r'^(arrow|parquet)/': ['src/io/parquet.cpp'],
+    r'^(arrow|parquet)/': ['src/io/parquet'],
     r'^lib(av|sw)\w+/': ['src/io/video'],
     r'^sentencepiece': ['src/data/tokenizer/'],
     r'^CLI/': ['apps/'],

@@ -9,8 +9,6 @@
 
 namespace longship::data {
 
-namespace {
-
 const char* severity_name(Severity severity) {
   switch (severity) {
     case Severity::kInfo:
@@ -21,8 +19,6 @@ const char* severity_name(Severity severity) {
       return "ERROR";
   }
 }
-
-}  // namespace
 
 std::string format_finding(const Finding& finding) {
   std::string out = fmt::format("{} {} {}: {}", severity_name(finding.severity), finding.code,

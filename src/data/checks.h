@@ -23,6 +23,9 @@ struct Finding {
   std::string cure;      // what to do; may be empty
 };
 
+/// "ERROR", "WARN" or "INFO".
+const char* severity_name(Severity severity);
+
 /// "ERROR code place: fact; expected; cure" on one line; empty parts are left out.
 std::string format_finding(const Finding& finding);
 

@@ -46,6 +46,15 @@ bool is_text_type(const arrow::DataType& type) {
   return is_text(static_cast<const arrow::DictionaryType&>(type).value_type()->id());
 }
 
+bool is_picture_type(const arrow::DataType& type) {
+  if (type.id() != arrow::Type::STRUCT) return is_bytes(type.id());
+  const auto& fields = static_cast<const arrow::StructType&>(type);
+  const std::shared_ptr<arrow::Field> bytes = fields.GetFieldByName("bytes"),
+                                      file = fields.GetFieldByName("path");
+  return (bytes != nullptr && is_bytes(bytes->type()->id())) ||
+         (file != nullptr && is_text(file->type()->id()));
+}
+
 /// Calls `visit` with the array as its own class. False for types that are no numbers.
 template <class Visit>
 bool visit_numbers(const arrow::Array& array, Visit&& visit) {
@@ -199,9 +208,12 @@ struct ParquetTable::Impl {
 
   void check_no_nulls(const arrow::Array& array, std::string_view name, int64_t first_row,
                       int64_t items_per_row) const;
-  std::vector<ArrayPtr> read(std::string_view name) const;
-  FlatColumn flatten(std::string_view name) const;
+  /// `only`: one row group; -1: all.
+  std::vector<ArrayPtr> read(std::string_view name, int only = -1) const;
+  FlatColumn flatten(std::string_view name, int only = -1) const;
   FlatColumn one_number_per_row(std::string_view name) const;
+  std::vector<StoredPicture> raw_pictures(std::string_view name, int only) const;
+  std::vector<StoredPicture> pictures(std::string_view name, int only) const;
 };
 
 void ParquetTable::Impl::check_no_nulls(const arrow::Array& array, std::string_view name,
@@ -216,7 +228,7 @@ void ParquetTable::Impl::check_no_nulls(const arrow::Array& array, std::string_v
 }
 
 /// All chunks of a column, row group by row group so that a fault can be placed.
-std::vector<ArrayPtr> ParquetTable::Impl::read(std::string_view name) const {
+std::vector<ArrayPtr> ParquetTable::Impl::read(std::string_view name, int only) const {
   index_of(name);
   const parquet::SchemaDescriptor& columns = *reader->parquet_reader()->metadata()->schema();
   std::vector<int> leaves;
@@ -225,7 +237,8 @@ std::vector<ArrayPtr> ParquetTable::Impl::read(std::string_view name) const {
   }
   std::vector<ArrayPtr> chunks;
   int64_t rows = 0;
-  for (int group = 0; group < reader->num_row_groups(); ++group) {
+  const int first = only < 0 ? 0 : only, end = only < 0 ? reader->num_row_groups() : only + 1;
+  for (int group = first; group < end; ++group) {
     std::string reason;
     // Parquet's decoders throw; Arrow's layer above them returns a status.
     try {
@@ -250,15 +263,17 @@ std::vector<ArrayPtr> ParquetTable::Impl::read(std::string_view name) const {
     }
     fail_column(name, fmt::format("row group {} is damaged: {}", group, printable(reason, 300)));
   }
-  if (rows != reader->parquet_reader()->metadata()->num_rows()) {
-    fail_column(name, fmt::format("has {} rows, the footer says {}", rows,
-                                  reader->parquet_reader()->metadata()->num_rows()));
+  const int64_t stated = only < 0
+                             ? reader->parquet_reader()->metadata()->num_rows()
+                             : reader->parquet_reader()->metadata()->RowGroup(only)->num_rows();
+  if (rows != stated) {
+    fail_column(name, fmt::format("has {} rows, the footer says {}", rows, stated));
   }
   std::erase_if(chunks, [](const ArrayPtr& chunk) { return chunk->length() == 0; });
   return chunks;
 }
 
-FlatColumn ParquetTable::Impl::flatten(std::string_view name) const {
+FlatColumn ParquetTable::Impl::flatten(std::string_view name, int only) const {
   FlatColumn column;
   std::vector<bool> known;  // per level: has a row told its length yet
   int64_t first_row = 0;
@@ -271,7 +286,7 @@ FlatColumn ParquetTable::Impl::flatten(std::string_view name) const {
     known.push_back(fixed);
   }
   if (!is_number(type->id())) wrong_type(name, "numbers or lists of numbers");
-  for (ArrayPtr array : read(name)) {
+  for (ArrayPtr array : read(name, only)) {
     const int64_t num_rows = array->length();
     int64_t items_per_row = 1;
     for (size_t level = 0; is_list_type(array->type_id()); ++level) {
@@ -382,13 +397,7 @@ bool ParquetTable::is_string(std::string_view name) const {
 }
 
 bool ParquetTable::is_picture(std::string_view name) const {
-  const TypePtr& type = impl_->type_of(name);
-  if (type->id() != arrow::Type::STRUCT) return is_bytes(type->id());
-  const auto& fields = static_cast<const arrow::StructType&>(*type);
-  const std::shared_ptr<arrow::Field> bytes = fields.GetFieldByName("bytes"),
-                                      file = fields.GetFieldByName("path");
-  return (bytes != nullptr && is_bytes(bytes->type()->id())) ||
-         (file != nullptr && is_text(file->type()->id()));
+  return is_picture_type(*impl_->type_of(name));
 }
 
 std::vector<std::string> ParquetTable::string_column_names() const {
@@ -506,13 +515,53 @@ std::vector<std::vector<std::string>> ParquetTable::string_lists(std::string_vie
   return rows;
 }
 
+std::vector<int64_t> ParquetTable::row_group_begin() const {
+  std::vector<int64_t> begin = {0};
+  for (int group = 0; group < impl_->reader->num_row_groups(); ++group) {
+    begin.push_back(begin.back() +
+                    impl_->reader->parquet_reader()->metadata()->RowGroup(group)->num_rows());
+  }
+  return begin;
+}
+
 std::vector<StoredPicture> ParquetTable::pictures(std::string_view name) const {
-  if (!is_picture(name))
-    impl_->wrong_type(name, "encoded pictures (binary, or a struct of bytes and path)");
+  return impl_->pictures(name, -1);
+}
+
+std::vector<StoredPicture> ParquetTable::pictures(std::string_view name, int64_t row_group) const {
+  LS_CHECK(row_group >= 0 && row_group < impl_->reader->num_row_groups(), DataError,
+           "{}: row group {} of {} was asked for", impl_->path.string(), row_group,
+           impl_->reader->num_row_groups());
+  return impl_->pictures(name, static_cast<int>(row_group));
+}
+
+/// Pixels as lists of uint8, nested to any depth.
+std::vector<StoredPicture> ParquetTable::Impl::raw_pictures(std::string_view name, int only) const {
+  const FlatColumn flat = flatten(name, only);
   std::vector<StoredPicture> pictures;
-  pictures.reserve(static_cast<size_t>(num_rows()));
-  for (const ArrayPtr& chunk : impl_->read(name)) {
-    impl_->check_no_nulls(*chunk, name, static_cast<int64_t>(pictures.size()), 1);
+  const int64_t width = flat.width();
+  for (const ArrayPtr& leaf : flat.leaves) {
+    if (leaf->type_id() != arrow::Type::UINT8) {
+      wrong_type(name, "encoded pictures, or lists of uint8");
+    }
+    const uint8_t* values = static_cast<const arrow::UInt8Array&>(*leaf).raw_values();
+    for (int64_t at = 0; at + width <= leaf->length(); at += width) {
+      StoredPicture& picture = pictures.emplace_back();
+      picture.is_raw = true;
+      picture.bytes.assign(reinterpret_cast<const char*>(values + at), static_cast<size_t>(width));
+    }
+  }
+  return pictures;
+}
+
+std::vector<StoredPicture> ParquetTable::Impl::pictures(std::string_view name, int only) const {
+  if (is_list_type(type_of(name)->id())) return raw_pictures(name, only);
+  if (!is_picture_type(*type_of(name))) {
+    wrong_type(name, "encoded pictures (binary, or a struct of bytes and path), or lists of uint8");
+  }
+  std::vector<StoredPicture> pictures;
+  for (const ArrayPtr& chunk : read(name, only)) {
+    check_no_nulls(*chunk, name, static_cast<int64_t>(pictures.size()), 1);
     ArrayPtr bytes = chunk, file;
     if (chunk->type_id() == arrow::Type::STRUCT) {
       const auto& fields = static_cast<const arrow::StructArray&>(*chunk);
@@ -527,8 +576,7 @@ std::vector<StoredPicture> ParquetTable::pictures(std::string_view name) const {
       if (bytes != nullptr && !bytes->IsNull(i)) picture.bytes = std::string(bytes_at(*bytes, i));
       if (file != nullptr && !file->IsNull(i)) picture.path = std::string(bytes_at(*file, i));
       if (picture.bytes.empty() && picture.path.empty()) {
-        impl_->fail_row(name, static_cast<int64_t>(pictures.size()) - 1,
-                        "holds neither bytes nor a path");
+        fail_row(name, static_cast<int64_t>(pictures.size()) - 1, "holds neither bytes nor a path");
       }
     }
   }

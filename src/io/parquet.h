@@ -25,6 +25,7 @@ struct NumericColumn {
 struct StoredPicture {
   std::string bytes;
   std::string path;
+  bool is_raw = false;  // bytes are the pixels themselves, in the order of the feature's shape
 };
 
 /// One parquet file. The footer is read by open(), a column when it is asked for. Not thread-safe.
@@ -75,8 +76,13 @@ class ParquetTable {
   std::vector<std::string> strings(std::string_view name) const;
   /// A list or large_list of strings per row.
   std::vector<std::vector<std::string>> string_lists(std::string_view name) const;
-  /// binary, large_binary, or struct{bytes, path} (either field may be null or absent, not both).
+  /// binary, large_binary, struct{bytes, path} (either field may be null or absent, not both), or
+  /// lists of uint8.
   std::vector<StoredPicture> pictures(std::string_view name) const;
+  /// The same of one row group (0 .. number of groups - 1).
+  std::vector<StoredPicture> pictures(std::string_view name, int64_t row_group) const;
+  /// First row of every row group, and the number of rows.
+  std::vector<int64_t> row_group_begin() const;
 
  private:
   struct Impl;

@@ -173,6 +173,9 @@ class Transform {
   virtual data::WindowSpec windows() const = 0;
   /// Throws DataError (for example when the prompt is longer than the token limit).
   virtual std::unique_ptr<Item> prepare(const data::RawSample& sample) const = 0;
+  /// The text that a sample's tokens stand for, for people to read; the task where the family adds
+  /// nothing to it.
+  virtual std::string prompt(const data::RawSample& sample) const { return sample.task; }
   virtual std::unique_ptr<Batch> collate(std::span<const std::unique_ptr<Item>> items) const = 0;
   /// actions [B, horizon, action_dim] normalised, host fp32 -> raw units.
   virtual at::Tensor denormalise_actions(const at::Tensor& actions) const = 0;

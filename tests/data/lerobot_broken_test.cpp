@@ -25,20 +25,6 @@ using testing::BrokenCase;
 // outcome here.
 const std::map<std::string, std::string>& own_answers() {
   static const std::map<std::string, std::string> answers = {
-      // Pictures inside tables are refused by name.
-      {"images-binary", "error"},
-      {"images-cmyk-jpeg", "error"},
-      {"images-gray16", "error"},
-      {"images-gray8", "error"},
-      {"images-jpeg-exif-rotated", "error"},
-      {"images-large-binary", "error"},
-      {"images-palette", "error"},
-      {"images-path-only", "error"},
-      {"images-raw-list-uint8", "error"},
-      {"images-rgb16", "error"},
-      {"images-rgba-alpha-zero", "error"},
-      {"images-struct-png", "error"},
-      {"images-struct-png-jpeg-mixed", "error"},
       // Struct columns are refused by name and type, which the catalogue allows.
       {"types-state-struct", "error"},
       // Opening decodes no pictures.

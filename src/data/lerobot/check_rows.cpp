@@ -37,10 +37,13 @@ int64_t file_of_row(const Table& table, int64_t row) {
 bool check_length(const Layout& layout, const EpisodeRecord& episode, Findings& findings) {
   const int64_t found = episode.row_end - episode.row_begin;
   if (found == episode.length) return true;
-  findings.error("length-mismatch", place_of(episode),
-                 fmt::format("declared {}, found {} rows in {}", episode.length, found,
-                             layout.data_files[static_cast<size_t>(episode.data_file)].path),
-                 "equal numbers", "correct the length in meta/episodes.jsonl or restore the table");
+  findings.error(
+      "length-mismatch", place_of(episode),
+      fmt::format("declared {}, found {} rows in {}", episode.length, found,
+                  layout.data_files[static_cast<size_t>(episode.data_file)].path),
+      "equal numbers",
+      "correct the length in meta/episodes.jsonl or restore the table; longship dataset repair "
+      "takes the number of rows");
   return false;
 }
 
@@ -61,7 +64,9 @@ bool check_range(const Layout& layout, const Table& table, const EpisodeRecord& 
       episode.row_end > table.num_rows) {
     findings.error("row-range", place_of(episode),
                    fmt::format("it claims {}, the data files end at row {}", range, table.num_rows),
-                   "ranges inside the data", "restore the data files or remove the episode");
+                   "ranges inside the data",
+                   "restore the data files; longship dataset repair leaves out an episode that has "
+                   "no rows");
     return false;
   }
   if (episode.row_end - episode.row_begin != episode.length) {
@@ -69,7 +74,7 @@ bool check_range(const Layout& layout, const Table& table, const EpisodeRecord& 
         "length-mismatch", place_of(episode),
         fmt::format("declared length {}, but it claims {} ({} rows{})", episode.length, range,
                     episode.row_end - episode.row_begin, owner_text(table, episode)),
-        "equal numbers", "make the episode table again from the rows");
+        "equal numbers", "longship dataset repair makes the episode table again from the rows");
     return false;
   }
   const int64_t file = file_of_row(table, episode.row_begin);
@@ -78,7 +83,8 @@ bool check_range(const Layout& layout, const Table& table, const EpisodeRecord& 
                    fmt::format("it is declared in {}, but its {} lie in {}",
                                layout.data_files[static_cast<size_t>(episode.data_file)].path,
                                range, layout.data_files[static_cast<size_t>(file)].path),
-                   "the file that holds the rows", "correct data/file_index in meta/episodes");
+                   "the file that holds the rows",
+                   "correct data/file_index in meta/episodes, or longship dataset repair");
     return false;
   }
   return true;
@@ -94,7 +100,7 @@ bool check_index_column(const Layout& layout, const Table& table, Findings& find
         fmt::format("column index is {} in row {} of the dataset", table.index[row], row),
         fmt::format("0..{} in order, else the row ranges of the episodes do not hold",
                     table.num_rows - 1),
-        "sort the rows by index");
+        "longship dataset repair sorts the rows by index");
     return false;
   }
   return true;
@@ -108,7 +114,8 @@ void check_order(const Table& table, const EpisodeRecord& episode, Findings& fin
     findings.error("episode-index", place_of(episode),
                    fmt::format("row {} of it belongs to episode {} by column episode_index",
                                stranger - owner.begin(), *stranger),
-                   "one episode_index", "make the episode table again from the rows");
+                   "one episode_index",
+                   "longship dataset repair makes the episode table again from the rows");
     return;
   }
   const auto frame = rows_of(table.frame_index, episode);
@@ -124,7 +131,8 @@ void check_order(const Table& table, const EpisodeRecord& episode, Findings& fin
                                "belongs to which frame"
                              : ""),
         fmt::format("frame_index 0..{} in order", frame.size() - 1),
-        "sort the rows of the episode by frame_index");
+        "longship dataset repair sorts the rows of an episode by frame_index where every frame is "
+        "there once");
     return;
   }
 }
@@ -319,7 +327,7 @@ void check_rows(const Layout& layout, const Table& table, const OpenOptions& opt
     findings.warn(
         "counters", "meta/info.json",
         fmt::format("total_frames is {}, the data has {}", *layout.info.total_frames, num_samples),
-        "the data are used", "correct the counter");
+        "the data are used", "correct the counter, or longship dataset repair");
   }
 }
 

@@ -110,7 +110,7 @@ void check_span_ends(const FileContext& context) {
                       context.check.episodes.size(), context.info.num_frames,
                       context.span(0).from_s),
           fmt::format("from_timestamp 0 for episode {}", context.episode(0).index),
-          "subtract the offset from from_timestamp and to_timestamp in meta/episodes");
+          "longship dataset repair subtracts it from from_timestamp and to_timestamp");
       return;
     }
     if (end > context.info.num_frames) {

@@ -169,13 +169,6 @@ void read_features(const Json& json, Info& info, Findings& findings) {
       if (feature.kind == FeatureKind::kVideo || feature.kind == FeatureKind::kImage) {
         info.cameras.push_back(camera_of(feature, value));
       }
-      if (feature.kind == FeatureKind::kImage) {
-        findings.error(
-            "image-feature", name,
-            "the pictures of this camera lie inside the tables (dtype image), which this "
-            "version does not read",
-            "cameras of dtype video", "convert the dataset with LeRobot's image-to-video tool");
-      }
       info.features.push_back(std::move(feature));
     } catch (const Error& error) {
       findings.error("features", kPlace, error.what());

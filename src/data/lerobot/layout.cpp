@@ -47,10 +47,7 @@ void check_files(Layout& layout, Findings& findings) {
   }
 }
 
-void check_episodes(Layout& layout, Findings& findings) {
-  std::stable_sort(
-      layout.episodes.begin(), layout.episodes.end(),
-      [](const EpisodeRecord& a, const EpisodeRecord& b) { return a.index < b.index; });
+void check_episodes(const Layout& layout, Findings& findings) {
   int64_t previous = -1;
   for (const EpisodeRecord& episode : layout.episodes) {
     const std::string place = fmt::format("episode {}", episode.index);
@@ -64,7 +61,7 @@ void check_episodes(Layout& layout, Findings& findings) {
     }
     if (episode.length == 0) {
       findings.warn("empty-episode", place, "its length is 0", "it gives no samples",
-                    "remove it from the metadata to silence this");
+                    "longship dataset repair leaves it out");
     }
     previous = episode.index;
   }
@@ -76,7 +73,7 @@ void check_counters(const Layout& layout, Findings& findings) {
   if (declared && *declared != num_episodes) {
     findings.warn("counters", "meta/info.json",
                   fmt::format("total_episodes is {}, the data has {}", *declared, num_episodes),
-                  "the data are used", "correct the counter");
+                  "the data are used", "correct the counter, or longship dataset repair");
   }
 }
 
@@ -105,7 +102,7 @@ std::string episodes_text(const Layout& layout,
   return fmt::format("{} {}", count == 1 ? "episode" : "episodes", ranges);
 }
 
-std::optional<Layout> read_layout(const std::filesystem::path& root, Findings& findings) {
+std::optional<Layout> parse_layout(const std::filesystem::path& root, Findings& findings) {
   Layout layout;
   layout.root = root;
   std::optional<Info> info = read_info(root, findings);
@@ -114,9 +111,21 @@ std::optional<Layout> read_layout(const std::filesystem::path& root, Findings& f
   const bool readable =
       layout.is_v3() ? read_layout_v3(layout, findings) : read_layout_v2(layout, findings);
   if (!readable) return std::nullopt;
+  std::stable_sort(
+      layout.episodes.begin(), layout.episodes.end(),
+      [](const EpisodeRecord& a, const EpisodeRecord& b) { return a.index < b.index; });
+  return layout;
+}
+
+void check_layout(Layout& layout, Findings& findings) {
   check_episodes(layout, findings);
   check_files(layout, findings);
   check_counters(layout, findings);
+}
+
+std::optional<Layout> read_layout(const std::filesystem::path& root, Findings& findings) {
+  std::optional<Layout> layout = parse_layout(root, findings);
+  if (layout) check_layout(*layout, findings);
   return layout;
 }
 

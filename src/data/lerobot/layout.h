@@ -63,8 +63,13 @@ struct Layout {
 /// broken to read on.
 std::optional<Layout> read_layout(const std::filesystem::path& root, Findings& findings);
 
-/// Format-specific parts of read_layout: tasks, episodes, files. Return false when reading on makes
-/// no sense.
+/// The parts of read_layout: the metadata as they are; what they say about files and counters.
+/// Episodes are sorted by their index.
+std::optional<Layout> parse_layout(const std::filesystem::path& root, Findings& findings);
+void check_layout(Layout& layout, Findings& findings);
+
+/// Format-specific parts of parse_layout: tasks, episodes, files. Return false when reading on
+/// makes no sense.
 bool read_layout_v2(Layout& layout, Findings& findings);
 bool read_layout_v3(Layout& layout, Findings& findings);
 

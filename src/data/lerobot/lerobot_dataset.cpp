@@ -3,53 +3,20 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <optional>
 #include <utility>
 
 #include "base/error.h"
 #include "base/strings.h"
-#include "data/lerobot/check_videos.h"
-#include "data/lerobot/layout.h"
-#include "data/lerobot/reader_pool.h"
-#include "data/lerobot/stored_stats.h"
-#include "data/lerobot/table.h"
+#include "data/lerobot/opened.h"
 
 namespace longship::data {
 
 namespace lerobot {
 
 namespace {
-
-/// Everything that opening a dataset finds out.
-struct Opened {
-  Layout layout;
-  Table table;
-  std::unique_ptr<ReaderPool> pool;
-  std::vector<PictureSize> sizes;
-  std::map<std::string, FeatureStats> stats;
-};
-
-std::unique_ptr<ReaderPool> make_pool(const Layout& layout, io::VideoDecoder decoder) {
-  std::vector<std::filesystem::path> paths;
-  for (const VideoFile& file : layout.video_files) paths.push_back(layout.root / file.path);
-  return std::make_unique<ReaderPool>(std::move(paths), decoder);
-}
-
-std::optional<Opened> inspect(const std::filesystem::path& root, const OpenOptions& options,
-                              Findings& findings) {
-  std::optional<Layout> layout = read_layout(root, findings);
-  if (!layout) return std::nullopt;
-  Opened opened;
-  opened.layout = std::move(*layout);
-  opened.table = read_table(opened.layout, findings);
-  check_rows(opened.layout, opened.table, options, findings);
-  opened.pool = make_pool(opened.layout, options.decoder);
-  opened.sizes = check_videos(opened.layout, *opened.pool, findings);
-  opened.stats = read_stored_stats(opened.layout, findings);
-  check_stats(opened.layout, opened.table, opened.stats, options, findings);
-  return opened;
-}
 
 /// A picture of a batch: where it is, and where it goes.
 struct WantedPicture {
@@ -67,6 +34,7 @@ class LerobotDataset final : public Dataset {
       : layout_(std::move(opened.layout)),
         table_(std::move(opened.table)),
         pool_(std::move(opened.pool)),
+        images_(std::move(opened.images)),
         sizes_(std::move(opened.sizes)),
         stats_(std::move(opened.stats)),
         format_("LeRobot " + layout_.info.version_text) {
@@ -108,6 +76,7 @@ class LerobotDataset final : public Dataset {
     return layout_.episodes[static_cast<size_t>(place.first)].row_begin + place.second;
   }
   const ColumnData& column(std::string_view name) const;
+  ImagePtr stored_picture(const EpisodeRecord& episode, int64_t frame, size_t camera) const;
   size_t camera(std::string_view name) const;
   void want_pictures(std::vector<RawSample>& samples, const WindowSpec& windows,
                      std::vector<WantedPicture>& wanted) const;
@@ -117,7 +86,8 @@ class LerobotDataset final : public Dataset {
 
   Layout layout_;
   Table table_;
-  std::unique_ptr<ReaderPool> pool_;  // guards itself
+  std::unique_ptr<ReaderPool> pool_;      // guards itself
+  std::unique_ptr<ImageColumns> images_;  // likewise
   std::vector<PictureSize> sizes_;
   std::map<std::string, FeatureStats> stats_;
   std::string format_;
@@ -185,6 +155,18 @@ RawSample LerobotDataset::get(int64_t sample_id, const WindowSpec& windows) cons
   return std::move(get_batch({&sample_id, 1}, windows).front());
 }
 
+/// A picture that lies in the tables.
+ImagePtr LerobotDataset::stored_picture(const EpisodeRecord& episode, int64_t frame,
+                                        size_t camera) const {
+  try {
+    return images_->read(camera, episode.row_begin + frame);
+  } catch (const Error& error) {
+    throw DataError(fmt::format("dataset {}: episode {}, frame {}, camera {}: {}", root().string(),
+                                episode.index, frame, layout_.info.cameras[camera].name,
+                                error.what()));
+  }
+}
+
 std::vector<RawSample> LerobotDataset::get_batch(std::span<const int64_t> sample_ids,
                                                  const WindowSpec& windows) const {
   std::vector<RawSample> samples;
@@ -208,17 +190,25 @@ std::vector<RawSample> LerobotDataset::get_batch(std::span<const int64_t> sample
 
 void LerobotDataset::want_pictures(std::vector<RawSample>& samples, const WindowSpec& windows,
                                    std::vector<WantedPicture>& wanted) const {
+  std::map<std::pair<size_t, int64_t>, ImagePtr> stored;  // by camera and row
   for (const auto& [name, offsets] : windows.cameras) {
     const size_t number = camera(name);
+    const bool is_video = layout_.info.cameras[number].is_video;
     for (RawSample& sample : samples) {
       const int64_t position = locate(sample.sample_id).first;
       const EpisodeRecord& episode = layout_.episodes[static_cast<size_t>(position)];
-      const VideoSpan& span = episode.spans[number];
       CameraWindow& window = sample.cameras[name];
       window.frames.resize(offsets.size());
       for (size_t i = 0; i < offsets.size(); ++i) {
         const auto [frame, is_pad] = clamp_frame(sample.frame, offsets[i], episode.length);
         window.is_pad.push_back(is_pad ? 1 : 0);
+        if (!is_video) {
+          ImagePtr& picture = stored[{number, episode.row_begin + frame}];
+          if (!picture) picture = stored_picture(episode, frame, number);
+          window.frames[i] = picture;
+          continue;
+        }
+        const VideoSpan& span = episode.spans[number];
         wanted.push_back(
             {span.file, span.first_frame + frame, position, frame, number, &window.frames[i]});
       }

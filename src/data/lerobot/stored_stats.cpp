@@ -210,7 +210,8 @@ void check_constants(const std::string& name, const ColumnData& column, const Fe
         fmt::format("{} says that it never changes ({} is 0), the rows run from {} to {}",
                     stats.source, zero_std ? "std" : "max - min", low, high),
         "statistics of these rows",
-        fmt::format("remove {} to have them computed from the rows", stats.source));
+        fmt::format("remove {} to have them computed from the rows, or longship dataset repair",
+                    stats.source));
   }
 }
 
@@ -239,7 +240,8 @@ void check_stats(const Layout& layout, const Table& table, const StatsMap& stats
           fmt::format("its statistics in {} have {} numbers, the feature has {}",
                       found->second.source, some.size(), feature.width()),
           "equal widths",
-          fmt::format("remove {} to have them computed from the rows", found->second.source));
+          fmt::format("remove {} to have them computed from the rows, or longship dataset repair",
+                      found->second.source));
       continue;
     }
     lacks_quantiles = lacks_quantiles || found->second.q01.empty() || found->second.q99.empty();

@@ -263,6 +263,14 @@ const data::WindowValues& column_of(const data::RawSample& sample, const std::st
 
 }  // namespace
 
+std::string Pi05Transform::prompt(const data::RawSample& sample) const {
+  if (options_.variant == "pi0" || !options_.discrete_state) return clean_task(sample.task) + "\n";
+  const data::WindowValues& raw = column_of(sample, options_.state_feature, 1, state_dim());
+  std::vector<float> state(static_cast<size_t>(state_dim()));
+  state_norm_->normalise({raw.values.data(), state.size()}, state);
+  return pi05_prompt(sample.task, discretise_state(state));
+}
+
 std::unique_ptr<Transform::Item> Pi05Transform::prepare(const data::RawSample& sample) const {
   auto item = std::make_unique<Pi05Item>();
   item->sample_id = sample.sample_id;

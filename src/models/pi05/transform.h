@@ -67,6 +67,7 @@ class Pi05Transform : public Transform {
 
   data::WindowSpec windows() const override;
   std::unique_ptr<Item> prepare(const data::RawSample& sample) const override;
+  std::string prompt(const data::RawSample& sample) const override;
   /// Returns a Pi05Batch on the host.
   std::unique_ptr<Batch> collate(std::span<const std::unique_ptr<Item>> items) const override;
   /// actions [B, A, max_action_dim] or [B, A, action_dim] normalised, host fp32 -> [B, A,
