@@ -122,7 +122,7 @@ int dump_recipe(const Options& options) {
       train::load_recipe(options.source, options.overrides, &models::find_family);
   const std::shared_ptr<const data::Dataset> dataset = train::open_dataset(recipe);
   recipe.model->bind_dataset(*dataset);
-  const auto transform = recipe.family->make_transform(*recipe.model, *dataset);
+  const auto transform = train::make_transform(recipe, *dataset);
   transform->check_dataset(*dataset);
   const data::WindowSpec windows = transform->windows();
   const std::vector<int64_t> ids = parse_samples(options.samples, dataset->size());

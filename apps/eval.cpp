@@ -58,7 +58,8 @@ void add_eval_command(CLI::App& app, std::function<int()>& action) {
                    "Checkpoint folder, or run folder (its newest valid one)")
       ->required();
   command->add_option("--dataset", options->dataset,
-                      "Dataset folder; default: the one of the training");
+                      "Dataset folder; default: the one of the training. Of a mixture: the name or "
+                      "path of one of its datasets");
   command->add_option(
       "--episodes", request.episodes,
       "val (those held out from training), all, last:N, or indices such as 21,22,23; "

@@ -73,6 +73,9 @@ struct OpenOptions {
   /// Who decodes videos. With kNvdec opening throws ConfigError where the GPU's decoder does not
   /// work.
   io::VideoDecoder decoder = io::VideoDecoder::kCpu;
+  /// Non-finite values in used columns are warnings: the caller leaves the samples out that touch
+  /// them.
+  bool tolerate_non_finite = false;
 };
 
 /// Runs every check that open_dataset runs and returns all findings, never throwing for a fault of

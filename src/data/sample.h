@@ -43,7 +43,9 @@ struct CameraWindow {
 struct RawSample {
   int64_t sample_id = 0;  // index into the dataset, 0 .. size()-1, counted over all its episodes
   int64_t episode = 0;
-  int64_t frame = 0;  // within the episode
+  int64_t frame = 0;       // within the episode
+  int64_t dataset = 0;     // which one of a mixture, in the order of the recipe
+  int64_t embodiment = 0;  // as the recipe says of its dataset
   double timestamp_s = 0;
   std::string task;  // UTF-8, as stored
   std::map<std::string, WindowValues> columns;

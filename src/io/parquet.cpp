@@ -18,6 +18,7 @@
 
 #include "base/error.h"
 #include "base/strings.h"
+#include "io/parquet_fields.h"
 
 namespace longship::io {
 namespace {
@@ -162,6 +163,22 @@ std::string shape_text(const std::vector<int64_t>& shape) {
   return fmt::format("[{}]", text);
 }
 
+/// Columns of the same rows as one.
+NumericColumn side_by_side(const std::vector<NumericColumn>& parts) {
+  NumericColumn out;
+  out.num_rows = parts.front().num_rows;
+  out.width = 0;
+  for (const NumericColumn& part : parts) out.width += part.width;
+  out.inner_shape = {out.width};
+  for (int64_t row = 0; row < out.num_rows; ++row) {
+    for (const NumericColumn& part : parts) {
+      const auto begin = part.values.begin() + row * part.width;
+      out.values.insert(out.values.end(), begin, begin + part.width);
+    }
+  }
+  return out;
+}
+
 /// A column as flat arrays of numbers and the shape that all rows have.
 struct FlatColumn {
   std::vector<int64_t> shape;      // per row
@@ -194,17 +211,15 @@ struct ParquetTable::Impl {
     fail_column(name, fmt::format("has type {}, expected {}", type_of(name)->ToString(), wanted));
   }
 
-  int index_of(std::string_view name) const {
-    const std::vector<int> found = schema->GetAllFieldIndices(std::string(name));
-    if (found.size() == 1) return found.front();
-    if (found.size() > 1) fail_column(name, fmt::format("is there {} times", found.size()));
+  FieldPlace place_of(std::string_view name) const {
+    int times = 0;
+    if (std::optional<FieldPlace> place = find_field(*schema, name, &times)) return *place;
+    if (times > 1) fail_column(name, fmt::format("is there {} times", times));
     std::vector<std::string> names = schema->field_names();
     for (std::string& known : names) known = printable(known);
     fail(fmt::format("no column '{}'; the file has {}", name, join(names, ", ")));
   }
-  const TypePtr& type_of(std::string_view name) const {
-    return schema->field(index_of(name))->type();
-  }
+  TypePtr type_of(std::string_view name) const { return place_of(name).type; }
 
   void check_no_nulls(const arrow::Array& array, std::string_view name, int64_t first_row,
                       int64_t items_per_row) const;
@@ -229,11 +244,12 @@ void ParquetTable::Impl::check_no_nulls(const arrow::Array& array, std::string_v
 
 /// All chunks of a column, row group by row group so that a fault can be placed.
 std::vector<ArrayPtr> ParquetTable::Impl::read(std::string_view name, int only) const {
-  index_of(name);
+  const FieldPlace place = place_of(name);
+  const std::string& root = schema->field(place.column)->name();
   const parquet::SchemaDescriptor& columns = *reader->parquet_reader()->metadata()->schema();
   std::vector<int> leaves;
   for (int i = 0; i < columns.num_columns(); ++i) {
-    if (columns.GetColumnRoot(i)->name() == name) leaves.push_back(i);
+    if (columns.GetColumnRoot(i)->name() == root) leaves.push_back(i);
   }
   std::vector<ArrayPtr> chunks;
   int64_t rows = 0;
@@ -270,6 +286,14 @@ std::vector<ArrayPtr> ParquetTable::Impl::read(std::string_view name, int only) 
     fail_column(name, fmt::format("has {} rows, the footer says {}", rows, stated));
   }
   std::erase_if(chunks, [](const ArrayPtr& chunk) { return chunk->length() == 0; });
+  rows = 0;
+  for (ArrayPtr& chunk : chunks) {
+    for (const int field : place.path) {
+      check_no_nulls(*chunk, name, rows, 1);
+      chunk = static_cast<const arrow::StructArray&>(*chunk).field(field);
+    }
+    rows += chunk->length();
+  }
   return chunks;
 }
 
@@ -378,7 +402,8 @@ std::vector<std::string> ParquetTable::column_names() const {
 }
 
 bool ParquetTable::has(std::string_view name) const {
-  return !impl_->schema->GetAllFieldIndices(std::string(name)).empty();
+  int times = 0;
+  return find_field(*impl_->schema, name, &times).has_value() || times > 0;
 }
 
 std::string ParquetTable::type_name(std::string_view name) const {
@@ -420,6 +445,14 @@ std::string ParquetTable::schema_metadata(std::string_view key) const {
 }
 
 NumericColumn ParquetTable::numeric(std::string_view name) const {
+  const TypePtr type = impl_->type_of(name);
+  if (type->id() == arrow::Type::STRUCT && type->num_fields() > 0) {
+    std::vector<NumericColumn> parts;
+    for (const std::shared_ptr<arrow::Field>& field : type->fields()) {
+      parts.push_back(numeric(fmt::format("{}.{}", name, field->name())));
+    }
+    return side_by_side(parts);
+  }
   const FlatColumn flat = impl_->flatten(name);
   NumericColumn column;
   column.num_rows = num_rows();
@@ -490,7 +523,7 @@ std::vector<std::string> ParquetTable::strings(std::string_view name) const {
 }
 
 std::vector<std::vector<std::string>> ParquetTable::string_lists(std::string_view name) const {
-  const TypePtr& type = impl_->type_of(name);
+  const TypePtr type = impl_->type_of(name);
   if (!is_list_type(type->id()) ||
       !is_text_type(*static_cast<const arrow::BaseListType&>(*type).value_type())) {
     impl_->wrong_type(name, "lists of strings");

@@ -64,7 +64,9 @@ class ParquetTable {
   std::string schema_metadata(std::string_view key) const;
 
   /// Accepts scalar, list, large_list and fixed_size_list of float16/32/64, integers and bool,
-  /// nested lists too, all rows of one shape. Values are rounded to the nearest float; a finite
+  /// nested lists too, all rows of one shape; and a struct of those, whose fields in order are the
+  /// numbers of a row. A name with dots that is no column is a field inside structs: "obs.joints"
+  /// is field joints of column obs. Values are rounded to the nearest float; a finite
   /// double beyond float's range is an error. NaN and infinities pass (the dataset check reports
   /// them).
   NumericColumn numeric(std::string_view name) const;

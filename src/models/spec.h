@@ -184,6 +184,15 @@ class Transform {
   virtual void check_dataset(const data::Dataset& dataset) const = 0;
 };
 
+/// One transform per dataset of a mixture, (name, transform), behind the interface of one: each
+/// sample goes to the transform of its dataset (RawSample::dataset), which normalises with that
+/// dataset's statistics; their items share batches, so all are of one model. windows() is what any
+/// part needs; errors begin with the dataset's name; check_dataset() takes the data::MixtureDataset
+/// and lists the faults of all parts; denormalise_actions() throws InternalError, because units
+/// belong to one dataset.
+std::unique_ptr<Transform> make_mixture_transform(
+    std::vector<std::pair<std::string, std::unique_ptr<Transform>>> parts);
+
 /// The part of the recipe's `data:` section that shapes a model's inputs. The recipe loader fills
 /// it before build() and make_transform(); an imported checkpoint fills it from its config.json.
 struct DataBinding {
@@ -191,6 +200,11 @@ struct DataBinding {
   /// (model's camera slot, dataset's camera), in slot order; empty = the family's own rule, which
   /// must be unambiguous.
   std::vector<std::pair<std::string, std::string>> cameras;
+  /// Place of each of the dataset's state and action dimensions in the model's vectors; empty: the
+  /// first ones, and the dataset must have exactly the configured number.
+  std::vector<int64_t> state_dims, action_dims;
+  /// The samples of a batch may have different action dimensions, so that each says its own.
+  bool dims_differ = false;
 };
 
 /// Base of a family's `model:` section. `reflect` lists every field of that section,
@@ -203,6 +217,10 @@ class ModelConfig {
   /// once, after `data` is filled and before build() and make_transform(). Throws ConfigError when
   /// both say different things.
   virtual void bind_dataset(const data::Dataset& dataset) { static_cast<void>(dataset); }
+  /// Columns of the state and of the actions: those whose values must be finite, and that a
+  /// mixture's mapping of dimensions speaks of.
+  virtual std::string state_column() const { return "observation.state"; }
+  virtual std::string action_column() const { return "action"; }
   std::string family;
   DataBinding data;
 };

@@ -53,11 +53,10 @@ class Source {
       return;
     }
     dataset_ = std::move(dataset);
-    transform_ = recipe.family->make_transform(*recipe.model, *dataset_);
+    transform_ = make_transform(recipe, *dataset_);
     transform_->check_dataset(*dataset_);
-    const data::Split split = data::split_by_episode(*dataset_, recipe.data.val_episodes);
-    stream_ = std::make_unique<data::ShuffledStream>(
-        split.train_ids, static_cast<uint64_t>(recipe.train.seed), recipe.train.global_batch);
+    const TrainingSamples samples = training_samples(recipe, *dataset_, transform_->windows());
+    stream_ = std::make_unique<data::ShuffledStream>(samples.order, recipe.train.global_batch);
     feed_ = std::make_unique<BatchFeed>(recipe, *dataset_, *transform_, policy, *stream_, pin_, 0,
                                         total_steps);
     if (!options.preload) return;
@@ -276,11 +275,10 @@ std::unique_ptr<models::Batch> first_batch(const Recipe& recipe,
                                            options.synthetic_tokens.value_or(60)},
                                           1);
   }
-  const auto transform = recipe.family->make_transform(*recipe.model, *dataset);
+  const auto transform = make_transform(recipe, *dataset);
   transform->check_dataset(*dataset);
-  const data::Split split = data::split_by_episode(*dataset, recipe.data.val_episodes);
-  const data::ShuffledStream stream(split.train_ids, static_cast<uint64_t>(recipe.train.seed),
-                                    recipe.train.global_batch);
+  const TrainingSamples samples = training_samples(recipe, *dataset, transform->windows());
+  const data::ShuffledStream stream(samples.order, recipe.train.global_batch);
   std::vector<std::unique_ptr<models::Transform::Item>> items;
   for (const int64_t id : stream.batch(0)) {
     items.push_back(transform->prepare(dataset->get(id, transform->windows())));

@@ -13,7 +13,6 @@
 #include "base/error.h"
 #include "base/version.h"
 #include "data/sampler.h"
-#include "data/split.h"
 #include "runtime/device.h"
 #include "runtime/speed_of_light.h"
 #include "train/feed.h"
@@ -297,17 +296,17 @@ nlohmann::json bench_feed(const Recipe& recipe, std::shared_ptr<const data::Data
   const at::Device device = runtime::parse_device(recipe.train.device);
   apply_library_settings(recipe);
   const std::unique_ptr<models::Transform> transform =
-      bound.family->make_transform(*bound.model, *dataset);
+      make_transform(bound, *dataset);
   transform->check_dataset(*dataset);
   // Batches are completed on the host, which needs the model's shapes and no weights.
   models::BuildOptions build = build_options(bound, at::kMeta);
   build.initialise = false;
   build.fp8.reset();
   const std::unique_ptr<models::Policy> policy = bound.family->build(*bound.model, build);
-  const data::Split split = data::split_by_episode(*dataset, bound.data.val_episodes);
+  const TrainingSamples samples = training_samples(bound, *dataset, transform->windows());
   const auto seed = static_cast<uint64_t>(bound.train.seed);
   const int64_t micro = bound.train.global_batch / bound.train.num_micro();
-  const data::ShuffledStream stream(split.train_ids, seed, micro);
+  const data::ShuffledStream stream(samples.order, micro);
   const BatchMaker maker(*dataset, *transform, *policy, device.is_cuda());
   nlohmann::json report = report_of(*dataset, "model", micro, transform->windows());
   report["family"] = bound.family->name();

@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "base/fs.h"
 #include "base/log.h"
+#include "data/mixture.h"
 #include "data/stats.h"
 #include "io/tensor_io.h"
 #include "train/session.h"
@@ -32,9 +33,18 @@ std::vector<models::NamedTensor> export_values(const AdamW& optimizer) {
 
 std::string stats_json(const data::Dataset& dataset, const models::Transform& transform) {
   std::map<std::string, data::FeatureStats> stats = dataset.stats();
-  for (const auto& [column, offsets] : transform.windows().columns) {
-    stats[column] =
-        data::completed_stats(dataset, column, {"min", "max", "mean", "std", "q01", "q99"});
+  const auto complete = [&](const data::Dataset& part, const std::string& prefix) {
+    for (const auto& [column, offsets] : transform.windows().columns) {
+      stats[prefix + column] =
+          data::completed_stats(part, column, {"min", "max", "mean", "std", "q01", "q99"});
+    }
+  };
+  if (const auto* mixture = dynamic_cast<const data::MixtureDataset*>(&dataset)) {
+    for (const data::MixturePart& part : mixture->parts()) {
+      complete(*part.dataset, part.name + "/");
+    }
+  } else {
+    complete(dataset, "");
   }
   return stats_to_json(stats);
 }

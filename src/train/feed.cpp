@@ -23,13 +23,33 @@ const char* to_string(FeedStage stage) {
 }
 
 BatchMaker::BatchMaker(const data::Dataset& dataset, const models::Transform& transform,
-                       const models::Policy& policy, bool pin)
+                       const models::Policy& policy, bool pin,
+                       std::shared_ptr<UnreadableSamples> unreadable)
     : dataset_(dataset),
       transform_(transform),
       policy_(policy),
       pin_(pin),
+      unreadable_(std::move(unreadable)),
       windows_(transform.windows()),
       decoding_before_(dataset.picture_statistics().decoding) {}
+
+std::vector<data::RawSample> BatchMaker::read(std::span<const int64_t> sample_ids) const {
+  try {
+    return dataset_.get_batch(sample_ids, windows_);
+  } catch (const DataError&) {
+    if (!unreadable_) throw;
+  }
+  // Which ones they are is found by asking for each alone.
+  std::vector<data::RawSample> samples;
+  for (const int64_t id : sample_ids) {
+    try {
+      samples.push_back(dataset_.get(id, windows_));
+    } catch (const DataError& error) {
+      unreadable_->note(id, error.what());
+    }
+  }
+  return samples;
+}
 
 std::vector<std::unique_ptr<models::Transform::Item>> BatchMaker::prepare(
     const std::vector<data::RawSample>& samples) const {
@@ -39,6 +59,10 @@ std::vector<std::unique_ptr<models::Transform::Item>> BatchMaker::prepare(
     try {
       items.push_back(transform_.prepare(sample));
     } catch (const Error& error) {
+      if (unreadable_ && error.code() == ExitCode::kData) {
+        unreadable_->note(sample.sample_id, error.what());
+        continue;
+      }
       throw_error(error.code(),
                   fmt::format("dataset {}: episode {}, frame {}: {}", dataset_.root().string(),
                               sample.episode, sample.frame, error.what()));
@@ -57,10 +81,14 @@ std::unique_ptr<models::Batch> BatchMaker::make(std::span<const int64_t> sample_
   std::vector<std::unique_ptr<models::Transform::Item>> items;
   {
     // Pictures are freed as soon as the model has what it needs.
-    const std::vector<data::RawSample> samples = dataset_.get_batch(sample_ids, windows_);
+    const std::vector<data::RawSample> samples = read(sample_ids);
     spend(FeedStage::kFetch, watch);
     items = prepare(samples);
   }
+  LS_CHECK(!items.empty(), DataError,
+           "none of the {} samples of a batch can be read; repair the data, or use a larger "
+           "train.micro_batch",
+           sample_ids.size());
   spend(FeedStage::kTransform, watch);
   std::unique_ptr<models::Batch> batch = transform_.collate(items);
   policy_.prepare(*batch, key);
@@ -87,11 +115,22 @@ StageTimes BatchMaker::times() const {
   return out;
 }
 
+namespace {
+
+std::shared_ptr<UnreadableSamples> unreadable_samples(const Recipe& recipe,
+                                                      const data::ShuffledStream& stream) {
+  if (recipe.data.on_bad_sample != "skip") return nullptr;
+  return std::make_shared<UnreadableSamples>(stream.num_samples(), recipe.data.max_bad_fraction);
+}
+
+}  // namespace
+
 BatchFeed::BatchFeed(const Recipe& recipe, const data::Dataset& dataset,
                      const models::Transform& transform, const models::Policy& policy,
                      const data::ShuffledStream& stream, bool pin, int64_t first_step,
                      int64_t last_step)
-    : num_micro_(recipe.train.num_micro()), maker_(dataset, transform, policy, pin) {
+    : num_micro_(recipe.train.num_micro()),
+      maker_(dataset, transform, policy, pin, unreadable_samples(recipe, stream)) {
   const int64_t micro = recipe.train.global_batch / num_micro_;
   const uint64_t seed = static_cast<uint64_t>(recipe.train.seed);
   // Micro-batch i of the run: the micro-batches of a step are neighbours, so it starts at sample

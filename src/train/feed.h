@@ -15,6 +15,7 @@
 #include "data/sampler.h"
 #include "models/spec.h"
 #include "train/recipe.h"
+#include "train/unreadable_samples.h"
 
 namespace longship::train {
 
@@ -31,15 +32,19 @@ using StageTimes = std::array<Elapsed, kNumFeedStages>;
 /// reference must outlive it. Thread-safe.
 class BatchMaker {
  public:
+  /// Samples that cannot be used are left out and noted where `unreadable` is given.
   BatchMaker(const data::Dataset& dataset, const models::Transform& transform,
-             const models::Policy& policy, bool pin);
-  /// Throws DataError naming dataset, episode, frame and file of a sample that cannot be used.
+             const models::Policy& policy, bool pin,
+             std::shared_ptr<UnreadableSamples> unreadable = nullptr);
+  /// Throws DataError naming dataset, episode, frame and file of a sample that cannot be used, or
+  /// when none of the batch can.
   std::unique_ptr<models::Batch> make(std::span<const int64_t> sample_ids,
                                       const models::DrawKey& key) const;
   /// Since it was made.
   StageTimes times() const;
 
  private:
+  std::vector<data::RawSample> read(std::span<const int64_t> sample_ids) const;
   std::vector<std::unique_ptr<models::Transform::Item>> prepare(
       const std::vector<data::RawSample>& samples) const;
 
@@ -47,6 +52,7 @@ class BatchMaker {
   const models::Transform& transform_;
   const models::Policy& policy_;
   bool pin_;
+  std::shared_ptr<UnreadableSamples> unreadable_;  // guards itself
   data::WindowSpec windows_;
   Elapsed decoding_before_;  // of the dataset, when this was made
   mutable std::mutex mutex_;

@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <set>
 
@@ -63,9 +64,9 @@ class Flattener : public config::Visitor {
     return true;
   }
   void leave_section() override { path_.pop_back(); }
-  int64_t begin_list(std::string_view key, int64_t current_size, std::string_view) override {
+  int64_t begin_list(std::string_view key, int64_t, std::string_view) override {
     path_.emplace_back(key);
-    return current_size;
+    return -1;  // as they are: any other answer would replace the items
   }
   void begin_item(int64_t i) override { path_.push_back(fmt::format("{}", i)); }
   void end_item() override { path_.pop_back(); }
@@ -80,6 +81,59 @@ class Flattener : public config::Visitor {
   std::vector<std::string> path_;
 };
 
+using Require = std::function<void(bool, std::string)>;
+
+void check_datasets(const Recipe& r, const Require& require) {
+  const std::vector<DatasetEntry>& all = r.data.datasets;
+  const auto given = [](const config::CountOrList& v) { return v.is_list || v.count != 0; };
+  size_t num_weights = 0;
+  std::set<std::string> names;
+  for (size_t i = 0; i < all.size(); ++i) {
+    const std::string key = fmt::format("data.datasets.{}.", i);
+    num_weights += all[i].weight ? 1 : 0;
+    require(!all[i].weight || (*all[i].weight > 0 && std::isfinite(*all[i].weight)),
+            fmt::format("{}weight: {} is no share; it must be above 0", key,
+                        all[i].weight.value_or(0)));
+    require(!all[i].name || !all[i].name->empty(), key + "name: is empty");
+    require(!all[i].name || names.insert(*all[i].name).second,
+            fmt::format("{}name: '{}' is the name of two datasets", key, all[i].name.value_or("")));
+    require(!given(all[i].val_episodes) || !given(r.data.val_episodes),
+            key + "val_episodes: data.val_episodes is given too; remove one of them");
+  }
+  for (size_t i = 0; r.data.is_mixture() && !r.data.slots().empty() && i < all.size(); ++i) {
+    require(!r.data.cameras_of(i).empty(),
+            fmt::format("data.datasets.{}.cameras: other datasets say which camera fills which "
+                        "slot; say it for this one too (slots: {})",
+                        i, fmt::join(r.data.slots(), ", ")));
+  }
+  require(all.size() > 1 || num_weights == 0,
+          fmt::format("data.datasets.0.weight: {} has no effect with a single dataset; remove it",
+                      all.empty() ? 0 : all[0].weight.value_or(0)));
+  require(num_weights == 0 || num_weights == all.size(),
+          fmt::format("data.datasets: {} of {} datasets have a weight; give all of them one, or "
+                      "none (then each sample counts the same)",
+                      num_weights, all.size()));
+  require(all.size() <= 1 || !r.data.val_episodes.is_list,
+          "data.val_episodes: a list does not say which of the datasets it speaks of; give each "
+          "dataset its own val_episodes");
+  require(!r.data.is_mixture() || !r.eval.open_loop,
+          "eval.open_loop: evaluates one dataset, this recipe mixes several or places dimensions; "
+          "run longship eval on the checkpoint afterwards");
+  const DataSection off;
+  require(r.data.shuffle == "blocks" || r.data.block_episodes == off.block_episodes,
+          "data.block_episodes: has no effect with data.shuffle full; set data.shuffle: blocks");
+  require(r.data.on_bad_sample == "skip" || r.data.max_bad_fraction == off.max_bad_fraction,
+          "data.max_bad_fraction: has no effect with data.on_bad_sample error");
+  for (size_t i = 0; i < r.data.expect_order_sha256.size(); ++i) {
+    const std::string& hash = r.data.expect_order_sha256[i];
+    require(hash.empty() || (hash.size() == 64 &&
+                             hash.find_first_not_of("0123456789abcdef") == std::string::npos),
+            fmt::format("data.expect_order_sha256: entry {} is '{}', no SHA-256 (64 lower-case "
+                        "hexadecimal digits; an empty one skips its epoch)",
+                        i, hash));
+  }
+}
+
 // Options that would change nothing, and values that do not fit each other.
 std::vector<std::string> cross_checks(const Recipe& r) {
   std::vector<std::string> faults;
@@ -88,14 +142,7 @@ std::vector<std::string> cross_checks(const Recipe& r) {
   };
   require(!r.data.datasets.empty(),
           "data.datasets: give one dataset, e.g. [{path: data/pusht_v30}]");
-  require(r.data.datasets.size() <= 1,
-          fmt::format("data.datasets: {} datasets are given, mixtures are not supported; give one",
-                      r.data.datasets.size()));
-  if (r.data.datasets.size() == 1) {
-    require(r.data.datasets[0].weight == 1.0,
-            fmt::format("data.datasets.0.weight: {} has no effect with a single dataset; remove it",
-                        r.data.datasets[0].weight));
-  }
+  check_datasets(r, require);
   require(r.data.workers > 0 || r.data.prefetch == DataSection{}.prefetch,
           "data.prefetch: has no effect with data.workers 0; remove it or use workers");
   require(r.optim.betas.size() == 2 && r.optim.betas[0] >= 0 && r.optim.betas[0] < 1 &&
@@ -143,13 +190,99 @@ std::vector<std::string> cross_checks(const Recipe& r) {
 
 }  // namespace
 
+// Cameras of one dataset keep their names; those of several appear under their slots.
+static std::vector<std::pair<std::string, std::string>> bound_cameras(const DataSection& data) {
+  if (!data.is_mixture()) return data.datasets.empty() ? data.cameras : data.cameras_of(0);
+  std::vector<std::pair<std::string, std::string>> out;
+  std::set<std::string> filled;
+  for (size_t i = 0; i < data.datasets.size(); ++i) {
+    for (const auto& [slot, camera] : data.cameras_of(i)) {
+      if (!camera.empty()) filled.insert(slot);
+    }
+  }
+  for (const std::string& slot : data.slots()) {
+    out.emplace_back(slot, filled.contains(slot) ? slot : std::string());
+  }
+  return out;
+}
+
 void DatasetEntry::reflect(config::Visitor& visitor) {
   visitor.field("path", path, {.doc = "Folder of a LeRobot dataset", .required = true});
-  visitor.field("weight", weight, {.doc = "Share of the samples in a mixture", .min = 0});
+  visitor.field(
+      "weight", weight,
+      {.doc = "Share of the samples in a mixture, relative to the other weights; null for "
+              "all: each dataset by its number of samples",
+       .min = 0});
+  visitor.field("name", name,
+                {.doc = "Name in messages and statistics; null: the last part of the path"});
+  visitor.field("keys", keys,
+                {.doc = "Our name -> the dataset's name of a column or camera, e.g. "
+                        "{observation.state: obs.joints, action: actions.joint}"});
+  visitor.field("cameras", cameras,
+                {.doc = "Model's camera slot -> this dataset's camera; empty: as data.cameras"});
+  visitor.field(
+      "state_dims", state_dims,
+      {.doc = "Place of each state dimension in the model's vector; empty: 0, 1, 2, ..."});
+  visitor.field(
+      "action_dims", action_dims,
+      {.doc = "Place of each action dimension in the model's vector; empty: 0, 1, 2, ..."});
+  visitor.field("embodiment", embodiment,
+                {.doc = "Number of the robot, for models that tell robots apart", .min = 0});
+  visitor.field("episodes", episodes, {.doc = "episode_index of the episodes to use; empty: all"});
+  visitor.field(
+      "val_episodes", val_episodes,
+      {.doc = "Episodes of this dataset held out from training; 0: as data.val_episodes"});
+  visitor.field("stats", stats,
+                {.doc = "Statistics to use instead of the dataset's own: a stats.json of a "
+                        "checkpoint, of a LeRobot dataset, or openpi's norm_stats.json"});
+}
+
+bool DataSection::is_mixture() const {
+  return datasets.size() > 1 || (datasets.size() == 1 && !(datasets[0].state_dims.empty() &&
+                                                           datasets[0].action_dims.empty()));
+}
+
+std::vector<std::string> DataSection::names() const {
+  std::vector<std::string> out;
+  std::set<std::string> taken;
+  for (const DatasetEntry& entry : datasets) {
+    if (entry.name) taken.insert(*entry.name);
+  }
+  for (const DatasetEntry& entry : datasets) {
+    if (entry.name) {
+      out.push_back(*entry.name);
+      continue;
+    }
+    std::filesystem::path path(entry.path);
+    if (path.filename().empty()) path = path.parent_path();
+    const std::string stem = path.filename().empty() ? entry.path : path.filename().string();
+    std::string name = stem;
+    for (int64_t number = 2; !taken.insert(name).second; ++number) {
+      name = fmt::format("{}_{}", stem, number);
+    }
+    out.push_back(name);
+  }
+  return out;
+}
+
+const std::vector<std::pair<std::string, std::string>>& DataSection::cameras_of(size_t i) const {
+  return datasets.at(i).cameras.empty() ? cameras : datasets[i].cameras;
+}
+
+std::vector<std::string> DataSection::slots() const {
+  std::vector<std::string> out;
+  const auto add = [&](const std::vector<std::pair<std::string, std::string>>& map) {
+    for (const auto& [slot, camera] : map) {
+      if (std::find(out.begin(), out.end(), slot) == out.end()) out.push_back(slot);
+    }
+  };
+  add(cameras);
+  for (const DatasetEntry& entry : datasets) add(entry.cameras);
+  return out;
 }
 
 void DataSection::reflect(config::Visitor& visitor) {
-  visitor.list("datasets", datasets, "Datasets to train on; exactly one");
+  visitor.list("datasets", datasets, "Datasets to train on, mixed where there are several");
   visitor.field("val_episodes", val_episodes,
                 {.doc = "Episodes held out from training: a count (the last ones) or a list of "
                         "episode indices"});
@@ -158,6 +291,24 @@ void DataSection::reflect(config::Visitor& visitor) {
                         "observation.image}; empty: only where it is unambiguous"});
   visitor.field("horizon", horizon,
                 {.doc = "Actions per chunk", .unit = "frames", .min = 1, .max = 100000});
+  visitor.choice(
+      "shuffle", shuffle, {"full", "blocks"},
+      {.doc = "full: every epoch in random order; blocks: random order of blocks of a few "
+              "episodes and of the samples inside a block, which reads few files at a "
+              "time"});
+  visitor.field("block_episodes", block_episodes,
+                {.doc = "With shuffle blocks", .unit = "episodes", .min = 1, .max = 1e9});
+  visitor.field("expect_order_sha256", expect_order_sha256,
+                {.doc = "SHA-256 of the order of sample ids of epoch 0, 1, ... as an earlier run "
+                        "logged them; a run with another order is refused"});
+  visitor.choice(
+      "on_bad_sample", on_bad_sample, {"error", "skip"},
+      {.doc = "A sample with NaN, infinite or unreadable values: error stops; skip leaves "
+              "it out, always the same ones, and names it"});
+  visitor.field("max_bad_fraction", max_bad_fraction,
+                {.doc = "With on_bad_sample skip: more bad samples than this stop the run",
+                 .min = 0,
+                 .max = 1});
   visitor.field("workers", workers,
                 {.doc = "Threads that read and prepare samples; 0: the training thread does it. "
                         "The result does not depend on it",
@@ -351,7 +502,7 @@ Recipe recipe_from(const config::Node& root, const FamilyLookup& lookup) {
   }
   if (!faults.empty()) throw ConfigError(fmt::format("{}", fmt::join(faults, "\n")));
   recipe.model->data.horizon = recipe.data.horizon;
-  recipe.model->data.cameras = recipe.data.cameras;
+  recipe.model->data.cameras = bound_cameras(recipe.data);
   return recipe;
 }
 
@@ -383,21 +534,15 @@ std::vector<Difference> compare(const Recipe& before, const Recipe& after) {
   // These change neither samples, nor weights, nor noise. The path of a dataset may change; its
   // content is compared by fingerprint where a run is resumed. Steps matter only through the
   // schedule.
-  static const std::set<std::string> harmless = {"data.workers",
-                                                 "data.prefetch",
-                                                 "train.steps",
-                                                 "train.stop_after",
-                                                 "train.threads",
-                                                 "train.on_nonfinite",
-                                                 "train.max_skipped_steps",
-                                                 "train.device",
-                                                 "train.cuda_graph",
-                                                 "perf.copy_ahead",
-                                                 "output_dir"};
+  static const std::set<std::string> harmless = {
+      "data.workers",     "data.prefetch",    "data.expect_order_sha256", "train.steps",
+      "train.stop_after", "train.threads",    "train.on_nonfinite",       "train.max_skipped_steps",
+      "train.device",     "train.cuda_graph", "perf.copy_ahead",          "output_dir"};
   const auto is_harmless = [&](const std::string& key) {
     return harmless.contains(key) || key.starts_with("checkpoint.") || key.starts_with("log.") ||
-           key.starts_with("eval.") || key.starts_with("data.datasets.") ||
-           key == "model.checkpoint";
+           key.starts_with("eval.") || key == "model.checkpoint" ||
+           (key.starts_with("data.datasets.") &&
+            (key.ends_with(".path") || key.ends_with(".name")));
   };
   std::map<std::string, std::string> old_values;
   for (auto& [key, value] : flatten(before)) old_values[key] = value;

@@ -20,7 +20,14 @@ namespace longship::train {
 
 struct DatasetEntry {
   std::string path;
-  double weight = 1.0;
+  std::optional<double> weight;
+  std::optional<std::string> name;
+  std::vector<std::pair<std::string, std::string>> keys, cameras;
+  std::vector<int64_t> state_dims, action_dims;
+  int64_t embodiment = 0;
+  std::vector<int64_t> episodes;
+  config::CountOrList val_episodes;
+  std::optional<std::string> stats;
   void reflect(config::Visitor& visitor);
 };
 
@@ -29,10 +36,25 @@ struct DataSection {
   config::CountOrList val_episodes;
   std::vector<std::pair<std::string, std::string>> cameras;
   int64_t horizon = 50;
+  std::string shuffle = "full";
+  int64_t block_episodes = 16;
+  std::vector<std::string> expect_order_sha256;
+  std::string on_bad_sample = "error";
+  double max_bad_fraction = 0.001;
   int64_t workers = 2;
   int64_t prefetch = 4;
   std::string decoder = "cpu";
   void reflect(config::Visitor& visitor);
+  /// Several datasets, or one whose dimensions are placed: samples come through a
+  /// data::MixtureDataset.
+  bool is_mixture() const;
+  /// Names of the datasets, unique: as given, else the last part of the path, with a number where
+  /// two are the same.
+  std::vector<std::string> names() const;
+  /// The map from slots to cameras of a dataset: its own, else that of all.
+  const std::vector<std::pair<std::string, std::string>>& cameras_of(size_t i) const;
+  /// Camera slots that any map names, in order of appearance.
+  std::vector<std::string> slots() const;
 };
 
 struct OptimSection {

@@ -2,6 +2,7 @@
 
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
@@ -44,13 +45,16 @@ bool same_run_without_checkpoint(const Recipe& recipe, const fs::path& folder,
     for (const Difference& d : compare(before, recipe)) {
       if (d.breaks_exactness) return false;
     }
-    return before.data.datasets.front().path == recipe.data.datasets.front().path;
+    return std::equal(
+        before.data.datasets.begin(), before.data.datasets.end(), recipe.data.datasets.begin(),
+        recipe.data.datasets.end(),
+        [](const DatasetEntry& a, const DatasetEntry& b) { return a.path == b.path; });
   } catch (const ConfigError&) {
     return false;
   }
 }
 
-void check_differences(const Recipe& recipe, StartPlan& plan, const std::string& fingerprint,
+void check_differences(const Recipe& recipe, StartPlan& plan, const DatasetIdentity& dataset,
                        const FamilyLookup& lookup) {
   const fs::path file = *plan.resume_from / "config.yaml";
   LS_CHECK(fs::exists(file), CheckpointError, "{}: has no config.yaml, so it cannot be resumed",
@@ -62,9 +66,17 @@ void check_differences(const Recipe& recipe, StartPlan& plan, const std::string&
     if (d.key != "output_dir") plan.notes.push_back("changed since the checkpoint: " + line);
     if (d.breaks_exactness) breaking.push_back(line);
   }
-  if (plan.state.dataset_fingerprint != fingerprint) {
-    breaking.push_back(
-        fmt::format("the content of the dataset {}", recipe.data.datasets.front().path));
+  if (plan.state.dataset_identity.empty()) {
+    plan.warnings.push_back(
+        "the checkpoint says nothing of its datasets but a hash of an older kind; they are not "
+        "compared");
+  } else if (plan.state.dataset_fingerprint != fingerprint(dataset)) {
+    std::vector<std::string> paths;
+    for (const DatasetEntry& entry : recipe.data.datasets) paths.push_back(entry.path);
+    for (const std::string& line : differences(plan.state.dataset_identity, dataset)) {
+      breaking.push_back(
+          fmt::format("the content of the dataset {}: {}", fmt::join(paths, " + "), line));
+    }
   }
   LS_CHECK(plan.is_fork || breaking.empty(), ConfigError,
            "{} cannot be resumed with this recipe, because the run would not be the one it was; "
@@ -128,6 +140,8 @@ std::string to_json(const TrainerState& s) {
   out["seed"] = s.seed;
   out["global_batch"] = s.global_batch;
   out["dataset_fingerprint"] = s.dataset_fingerprint;
+  out["dataset"] = nlohmann::ordered_json::array();
+  for (const auto& [aspect, text] : s.dataset_identity) out["dataset"].push_back({aspect, text});
   out["window"] = {{"steps", s.window_steps},
                    {"updates", s.window_updates},
                    {"loss", s.window_loss},
@@ -153,6 +167,9 @@ TrainerState trainer_state_from(const fs::path& checkpoint) {
     s.seed = in.at("seed").get<int64_t>();
     s.global_batch = in.at("global_batch").get<int64_t>();
     s.dataset_fingerprint = in.at("dataset_fingerprint").get<std::string>();
+    for (const auto& pair : in.value("dataset", nlohmann::json::array())) {
+      s.dataset_identity.emplace_back(pair.at(0).get<std::string>(), pair.at(1).get<std::string>());
+    }
     const nlohmann::json& window = in.at("window");
     s.window_steps = window.at("steps").get<int64_t>();
     s.window_updates = window.at("updates").get<int64_t>();
@@ -167,7 +184,7 @@ TrainerState trainer_state_from(const fs::path& checkpoint) {
   return s;
 }
 
-StartPlan plan_start(const Recipe& recipe, bool overwrite, const std::string& fingerprint,
+StartPlan plan_start(const Recipe& recipe, bool overwrite, const DatasetIdentity& dataset,
                      const FamilyLookup& lookup) {
   const fs::path folder = recipe.output_dir;
   const std::string& resume = recipe.checkpoint.resume;
@@ -205,7 +222,7 @@ StartPlan plan_start(const Recipe& recipe, bool overwrite, const std::string& fi
   fs::create_directories(folder, failure);
   LS_CHECK(!failure, ConfigError, "output_dir: {} cannot be created: {}", folder.string(),
            failure.message());
-  if (plan.resume_from) check_differences(recipe, plan, fingerprint, lookup);
+  if (plan.resume_from) check_differences(recipe, plan, dataset, lookup);
   return plan;
 }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "train/recipe.h"
+#include "train/session.h"
 
 namespace longship::train {
 
@@ -20,6 +21,7 @@ struct TrainerState {
   int64_t seed = 0;
   int64_t global_batch = 0;
   std::string dataset_fingerprint;
+  DatasetIdentity dataset_identity;  // what the fingerprint is of; empty in older checkpoints
   // Sums since the last record, so that records after a resume are those of the uninterrupted run.
   int64_t window_steps = 0;
   int64_t window_updates = 0;
@@ -43,7 +45,7 @@ struct StartPlan {
 /// Applies checkpoint.resume and `overwrite` to recipe.output_dir. Compares the recipe with that of
 /// the checkpoint: every difference is logged, one that breaks exactness throws ConfigError unless
 /// the run is a fork. Deletes the earlier run when `overwrite` is set and creates the folder.
-StartPlan plan_start(const Recipe& recipe, bool overwrite, const std::string& dataset_fingerprint,
+StartPlan plan_start(const Recipe& recipe, bool overwrite, const DatasetIdentity& dataset,
                      const FamilyLookup& lookup);
 
 }  // namespace longship::train

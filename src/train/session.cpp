@@ -9,7 +9,7 @@
 #include "base/json.h"
 #include "base/sha256.h"
 #include "base/strings.h"
-#include "data/lerobot/lerobot_dataset.h"
+#include "data/mixture.h"
 #include "runtime/device.h"
 #include "train/calibrate.h"
 #include "train/checkpoint.h"
@@ -47,6 +47,10 @@ class DatasetWithStats : public data::Dataset {
     return inner_->get_columns(sample_id, windows);
   }
   std::string_view task_of(int64_t sample_id) const override { return inner_->task_of(sample_id); }
+  std::vector<float> column_values(std::string_view name,
+                                   std::span<const int64_t> positions) const override {
+    return inner_->column_values(name, positions);
+  }
 
  private:
   std::shared_ptr<const data::Dataset> inner_;
@@ -75,27 +79,74 @@ nlohmann::ordered_json to_json(const std::map<std::string, data::FeatureStats>& 
 
 }  // namespace
 
-std::shared_ptr<const data::Dataset> open_dataset(const Recipe& recipe) {
-  LS_CHECK(!recipe.data.datasets.empty(), ConfigError, "data.datasets: give one dataset");
-  data::OpenOptions options;
-  if (recipe.data.decoder == "nvdec") options.decoder = io::VideoDecoder::kNvdec;
-  return data::open_lerobot(recipe.data.datasets.front().path, options);
+namespace {
+
+void identify_one(const data::Dataset& dataset, const std::string& name,
+                  const std::vector<std::string>& columns, DatasetIdentity& out) {
+  const auto add = [&](const char* aspect, std::string text) {
+    out.emplace_back(name.empty() ? aspect : name + " " + aspect, std::move(text));
+  };
+  const auto short_hash = [](const nlohmann::ordered_json& json) {
+    return sha256_hex(json.dump()).substr(0, 16);
+  };
+  add("format", dataset.format());
+  add("rate", fmt::format("{} frames per second", dataset.fps()));
+  nlohmann::ordered_json episodes, features;
+  for (const data::Episode& e : dataset.episodes()) {
+    episodes.push_back({e.index, e.length, e.first_sample});
+  }
+  for (const data::Feature& f : dataset.features()) features.push_back({f.name, f.dtype, f.shape});
+  add("episodes", fmt::format("{} episodes, {} frames, {}", dataset.episodes().size(),
+                              dataset.size(), short_hash(episodes)));
+  add("features", fmt::format("{} features, {}", dataset.features().size(), short_hash(features)));
+  add("tasks", fmt::format("{} tasks, {}", dataset.tasks().size(), short_hash(dataset.tasks())));
+  nlohmann::ordered_json stats = to_json(dataset.stats());
+  for (auto& [column, entry] : stats.items()) entry.erase("source");  // may hold a path
+  add("statistics", short_hash(stats));
+  Sha256 values;
+  for (const std::string& column : columns) {
+    const data::Feature* feature = dataset.find_feature(column);
+    if (feature == nullptr || feature->kind != data::FeatureKind::kNumeric) continue;
+    const auto num_episodes = static_cast<int64_t>(dataset.episodes().size());
+    for (int64_t position = 0; position < num_episodes; ++position) {
+      const std::vector<float> rows = dataset.column_values(column, std::span(&position, 1));
+      values.update(rows.data(), rows.size() * sizeof(float));
+    }
+  }
+  add("values", values.hex().substr(0, 16));
 }
 
-std::string fingerprint(const data::Dataset& dataset) {
-  nlohmann::ordered_json all;
-  all["format"] = dataset.format();
-  all["fps"] = dataset.fps();
-  all["tasks"] = dataset.tasks();
-  for (const data::Episode& e : dataset.episodes()) {
-    all["episodes"].push_back({e.index, e.length, e.first_sample});
+}  // namespace
+
+DatasetIdentity identify(const data::Dataset& dataset, const std::vector<std::string>& columns) {
+  DatasetIdentity out;
+  const auto* mixture = dynamic_cast<const data::MixtureDataset*>(&dataset);
+  if (mixture == nullptr) {
+    identify_one(dataset, "", columns, out);
+    return out;
   }
-  for (const data::Feature& f : dataset.features()) {
-    all["features"].push_back({f.name, f.dtype, f.shape});
+  for (const data::MixturePart& part : mixture->parts()) {
+    identify_one(*part.dataset, part.name, columns, out);
   }
-  all["stats"] = to_json(dataset.stats());
-  for (auto& [name, entry] : all["stats"].items()) entry.erase("source");  // may hold a path
-  return sha256_hex(all.dump());
+  return out;
+}
+
+std::string fingerprint(const DatasetIdentity& identity) {
+  return sha256_hex(nlohmann::ordered_json(identity).dump());
+}
+
+std::vector<std::string> differences(const DatasetIdentity& before, const DatasetIdentity& after) {
+  std::vector<std::string> out;
+  std::map<std::string, std::string> old(before.begin(), before.end());
+  for (const auto& [aspect, text] : after) {
+    const auto found = old.find(aspect);
+    const std::string was = found == old.end() ? "(absent)" : found->second;
+    if (found != old.end()) old.erase(found);
+    if (was != text) out.push_back(fmt::format("{}: {} -> {}", aspect, was, text));
+  }
+  for (const auto& [aspect, text] : old)
+    out.push_back(fmt::format("{}: {} -> (absent)", aspect, text));
+  return out;
 }
 
 std::shared_ptr<const data::Dataset> with_stats(std::shared_ptr<const data::Dataset> dataset,

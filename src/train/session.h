@@ -6,20 +6,27 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "data/dataset.h"
 #include "models/spec.h"
 #include "train/recipe.h"
+#include "train/training_data.h"
 
 namespace longship::train {
 
-/// Opens the recipe's dataset; DataError with every fault, ConfigError when the path is missing in
-/// the recipe.
-std::shared_ptr<const data::Dataset> open_dataset(const Recipe& recipe);
+/// What training depends on of the datasets, but pixels, aspect by aspect in words and hashes:
+/// ("pusht episodes", "206 episodes, 25650 frames, 1f0c..."). Aspects: format, rate, episodes,
+/// features, tasks, statistics, values (of the state and the actions); of a mixture for each of its
+/// datasets.
+using DatasetIdentity = std::vector<std::pair<std::string, std::string>>;
+DatasetIdentity identify(const data::Dataset& dataset, const std::vector<std::string>& columns);
 
-/// SHA-256 over everything of a dataset that training depends on but pixels: format, rate,
-/// episodes, features, tasks, statistics.
-std::string fingerprint(const data::Dataset& dataset);
+/// SHA-256 over an identity.
+std::string fingerprint(const DatasetIdentity& identity);
+/// "pusht episodes: A -> B" for every aspect that differs.
+std::vector<std::string> differences(const DatasetIdentity& before, const DatasetIdentity& after);
 
 /// A dataset with the statistics of a checkpoint in place of its own, so that a model sees other
 /// data through the normalisation it was trained with.

@@ -13,13 +13,13 @@
 #include "base/strings.h"
 #include "base/version.h"
 #include "data/sampler.h"
-#include "data/split.h"
 #include "runtime/device.h"
 #include "train/assembly.h"
 #include "train/checkpoint.h"
 #include "train/checkpoint_io.h"
 #include "train/feed.h"
 #include "train/metrics.h"
+#include "train/order_log.h"
 #include "train/run_folder.h"
 #include "train/session.h"
 #include "train/step_engine.h"
@@ -74,6 +74,7 @@ class Run {
   std::unique_ptr<models::Transform> transform_;
   Assembly assembly_;
   std::unique_ptr<data::ShuffledStream> stream_;
+  std::unique_ptr<OrderLog> order_log_;
   std::unique_ptr<MetricsLog> metrics_;
   std::unique_ptr<Progress> progress_;
   // Declared after everything its workers use, so that they are joined first.
@@ -97,15 +98,16 @@ void Run::prepare() {
   bound_ = recipe_from(config::parse_yaml_text(recipe_yaml, "resolved recipe"), lookup_);
   bound_.model->bind_dataset(*dataset_);
   device_ = runtime::parse_device(recipe_.train.device);
-  transform_ = bound_.family->make_transform(*bound_.model, *dataset_);
+  transform_ = make_transform(bound_, *dataset_);
   transform_->check_dataset(*dataset_);
-  const data::Split split = data::split_by_episode(*dataset_, recipe_.data.val_episodes);
-  stream_ = std::make_unique<data::ShuffledStream>(
-      split.train_ids, static_cast<uint64_t>(recipe_.train.seed), recipe_.train.global_batch);
+  const TrainingSamples samples = training_samples(recipe_, *dataset_, transform_->windows());
+  stream_ = std::make_unique<data::ShuffledStream>(samples.order, recipe_.train.global_batch);
+  check_order(*stream_, recipe_.data.expect_order_sha256, last_step());
 
-  state_.dataset_fingerprint = fingerprint(*dataset_);
-  const StartPlan plan =
-      plan_start(recipe_, options_.overwrite, state_.dataset_fingerprint, lookup_);
+  state_.dataset_identity =
+      identify(*dataset_, {bound_.model->state_column(), bound_.model->action_column()});
+  state_.dataset_fingerprint = fingerprint(state_.dataset_identity);
+  const StartPlan plan = plan_start(recipe_, options_.overwrite, state_.dataset_identity, lookup_);
   const fs::path folder = recipe_.output_dir;
   log::init(options_.quiet ? log::Level::kError : log::Level::kInfo, folder / "train.log");
   plan.report();
@@ -114,12 +116,24 @@ void Run::prepare() {
   log::info("longship {}; {}, {}", version(), runtime::describe(device_), recipe_.train.dtype);
   log::info("{}: {} samples of {} episodes for training, {} episodes held out",
             dataset_->root().string(), with_thousands(stream_->num_samples()),
-            split.train_episodes.size(), split.val_episodes.size());
+            samples.split.train_episodes.size(), samples.split.val_episodes.size());
+  if (!samples.summary.empty()) {
+    for (const std::string& line : split(samples.summary, '\n')) log::info("{}", line);
+  }
+  if (samples.num_bad > 0) {
+    log::warn("{} bad samples are left out of the training (data.on_bad_sample skip)",
+              samples.num_bad);
+  }
+  if (stream_->num_samples() < recipe_.train.global_batch) {
+    log::info("{} samples for batches of {}: samples are repeated inside a batch",
+              stream_->num_samples(), recipe_.train.global_batch);
+  }
   assembly_ = assemble(bound_, device_);
   if (plan.resume_from) {
-    const std::string print = state_.dataset_fingerprint;
-    state_ = plan.state;
-    state_.dataset_fingerprint = print;
+    TrainerState resumed = plan.state;
+    resumed.dataset_identity = state_.dataset_identity;
+    resumed.dataset_fingerprint = state_.dataset_fingerprint;
+    state_ = std::move(resumed);
     load_training_state(*plan.resume_from, *assembly_.policy, *assembly_.optimizer,
                         state_.num_updates);
     assembly_.engine->reset(state_.num_updates);
@@ -151,6 +165,7 @@ void Run::say_what_runs() {
 }
 
 void Run::start_feed() {
+  order_log_ = std::make_unique<OrderLog>(*stream_);
   feed_ = std::make_unique<BatchFeed>(recipe_, *dataset_, *transform_, *assembly_.policy, *stream_,
                                       device_.is_cuda(), state_.step, last_step());
 }
@@ -161,6 +176,7 @@ UpdateScalars Run::scalars_of(int64_t num_updates) const {
 }
 
 void Run::submit_step(int64_t step) {
+  order_log_->enter(step);
   std::vector<std::unique_ptr<models::Batch>> micro = feed_->next_step();
   wait_ms_ += feed_->wait_ms();
   assembly_.engine->submit(step, std::move(micro), state_.num_updates,

@@ -173,6 +173,35 @@ TEST(Normalizer, ConstantColumnStaysFiniteEvenWhenTheValueMoves) {
   EXPECT_THAT(n.notes()[0], HasSubstr("observation.state[1] is constant (3)"));
 }
 
+// A column that is 3.0 everywhere, and a value that moved by a thousandth: each reference's own
+// answer, in its arithmetic.
+TEST(Normalizer, ConstantColumnAsEachReferenceTreatsIt) {
+  FeatureStats stats;
+  stats.min = stats.max = stats.mean = stats.q01 = stats.q99 = {3.0};
+  stats.std = {0.0};
+  const auto value_of = [&](NormFlavour flavour, NormMode mode, float x) {
+    const Normalizer norm("observation.state", mode, flavour, 1, stats);
+    float out = 0;
+    norm.normalise({&x, 1}, {&out, 1});
+    return out;
+  };
+  const float moved = 3.001F;
+  const double delta = static_cast<double>(moved) - 3.0;
+  const auto quantiles = NormMode::kQuantiles;
+  EXPECT_EQ(value_of(NormFlavour::kOpenpi, quantiles, 3.0F), -1.0F);
+  EXPECT_EQ(value_of(NormFlavour::kOpenpi, quantiles, moved),
+            static_cast<float>(delta / 1e-6 * 2 - 1));
+  EXPECT_NEAR(value_of(NormFlavour::kOpenpi, quantiles, moved), 1999, 1);
+  for (const NormFlavour flavour : {NormFlavour::kLerobot, NormFlavour::kLoongforge}) {
+    EXPECT_EQ(value_of(flavour, quantiles, 3.0F), -1.0F);
+    EXPECT_NEAR(value_of(flavour, quantiles, moved), 199'999, 20);
+  }
+  for (const NormMode mode : {quantiles, NormMode::kMeanStd, NormMode::kMinMax}) {
+    EXPECT_EQ(value_of(NormFlavour::kLongship, mode, 3.0F), 0.0F);
+    EXPECT_TRUE(std::isfinite(value_of(NormFlavour::kLongship, mode, moved)));
+  }
+}
+
 TEST(Normalizer, RoundingAroundAConstantCountsAsConstant) {
   const Normalizer n("s", NormMode::kQuantiles, NormFlavour::kLongship, 1,
                      stats_of({3.0 - 1e-10}, {3.0 + 1e-7}));

@@ -110,8 +110,10 @@ TEST(ParquetDamage, WrongTypesAreNamed) {
   expect_error<DataError>([&] { table.string_lists("string"); }, {"'string'", "lists of strings"});
   expect_error<DataError>([&] { table.pictures("int8"); }, {"'int8'", "pictures"});
   const ParquetTable fields = ParquetTable::open(case_file("types-state-struct", kEpisode));
-  expect_error<DataError>([&] { fields.numeric("observation.state"); },
+  expect_error<DataError>([&] { fields.int64("observation.state"); },
                           {"'observation.state'", "struct<"});
+  expect_error<DataError>([&] { fields.numeric("observation.state.no"); },
+                          {"no column 'observation.state.no'", "observation.state"});
   expect_error<DataError>([&] { table.numeric("stringg"); },
                           {"types.parquet", "no column 'stringg'", "large_string"});
 }

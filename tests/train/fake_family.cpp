@@ -67,10 +67,10 @@ class FakeDataset : public data::Dataset {
   int64_t size() const override { return size_; }
   std::string_view task_of(int64_t) const override { return tasks_[0]; }
   data::RawSample get(int64_t id, const data::WindowSpec& windows) const override {
+    LS_CHECK(id != g_unreadable, DataError, "fake_dataset: sample {} cannot be read", id);
     return get_columns(id, windows);
   }
   data::RawSample get_columns(int64_t id, const data::WindowSpec& windows) const override {
-    LS_CHECK(id != g_unreadable, DataError, "fake_dataset: sample {} cannot be read", id);
     const auto [position, frame] = locate(id);
     const data::Episode& e = episodes_[static_cast<size_t>(position)];
     data::RawSample s;

@@ -29,7 +29,7 @@ struct Fixture {
   OpenLoopOptions options;
   Fixture() {
     options.episodes = split.val_episodes;
-    options.train_ids = split.train_ids;
+    options.train_ids = split.train_ids.to_vector();
     options.draws = 3;
     options.batch = 3;
   }
@@ -214,7 +214,7 @@ TEST(OpenLoop, BaselinesOnPushtAreThePublishedOnes) {
   const data::Split split = data::split_by_episode(*dataset, last);
   OpenLoopOptions options;
   options.episodes = split.val_episodes;
-  options.train_ids = split.train_ids;
+  options.train_ids = split.train_ids.to_vector();
   options.draws = 1;
   ZeroPolicy policy;
   const OpenLoopReport r = evaluate_open_loop(policy, ColumnTransform(16), *dataset, options);

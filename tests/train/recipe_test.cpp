@@ -94,8 +94,7 @@ TEST(Recipe, ValuesThatDoNotFitEachOtherAreErrors) {
               HasSubstr("train.stop_after: 21 is beyond train.steps 20"));
   EXPECT_THAT(error_of({"optim.betas=[0.9]"}), HasSubstr("optim.betas"));
   EXPECT_THAT(error_of({"optim.betas=[0.9, 1.0]"}), HasSubstr("optim.betas"));
-  EXPECT_THAT(error_of({"data.datasets=[{path: a}, {path: b}]"}),
-              HasSubstr("2 datasets are given"));
+  EXPECT_THAT(error_of({"data.datasets=[]"}), HasSubstr("data.datasets: give one dataset"));
   EXPECT_THAT(error_of({"data.val_episodes=0", "eval.open_loop=true"}),
               HasSubstr("data.val_episodes is 0"));
   EXPECT_THAT(error_of({"output_dir=\"\""}), HasSubstr("output_dir: required"));
@@ -112,6 +111,20 @@ TEST(Recipe, RangesAndWordsAreChecked) {
   EXPECT_THAT(error_of({"optim.lr=-1"}), HasSubstr("optim.lr"));
   EXPECT_THAT(error_of({"train.steps=0"}), HasSubstr("train.steps"));
   EXPECT_THAT(error_of({"log.tensorboard=False1"}), HasSubstr("log.tensorboard"));
+}
+
+// Printing and comparing must leave a recipe's lists alone.
+TEST(Recipe, ItemsOfListsAreComparedAndKept) {
+  const Recipe a = fake_recipe("runs/x", {"optim.groups=[{pattern: net.*, lr_scale: 0.5}]"});
+  const Recipe b = fake_recipe("runs/x", {"optim.groups=[{pattern: net.*, lr_scale: 0.25}]"});
+  const std::vector<Difference> found = compare(a, b);
+  ASSERT_EQ(found.size(), 1u);
+  EXPECT_EQ(found[0].key, "optim.groups.0.lr_scale");
+  EXPECT_EQ(found[0].before, "0.5");
+  EXPECT_EQ(found[0].after, "0.25");
+  EXPECT_TRUE(found[0].breaks_exactness);
+  EXPECT_EQ(a.optim.groups[0].lr_scale, 0.5);
+  EXPECT_EQ(a.data.datasets[0].path, "fake_dataset");
 }
 
 TEST(Recipe, CompareTellsWhatBreaksExactness) {

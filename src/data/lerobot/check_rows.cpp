@@ -238,7 +238,7 @@ void check_tasks(const Layout& layout, const Table& table, const EpisodeRecord& 
 }
 
 void check_finite(const Layout& layout, const std::string& name, const ColumnData& column,
-                  bool used, Findings& findings) {
+                  bool used, bool tolerate, Findings& findings) {
   int64_t count = 0;
   std::string first;
   for (const EpisodeRecord& episode : layout.episodes) {
@@ -251,10 +251,16 @@ void check_finite(const Layout& layout, const std::string& name, const ColumnDat
                                             episode.index, row - episode.row_begin);
       if (first.empty()) first = place;
       if (!used) continue;
-      findings.error("non-finite", place,
-                     fmt::format("the value is {} (row {} of the dataset)",
-                                 std::isnan(value) ? "NaN" : "infinite", row),
-                     "finite numbers", "repair or remove the episode");
+      const std::string fact = fmt::format("the value is {} (row {} of the dataset)",
+                                           std::isnan(value) ? "NaN" : "infinite", row);
+      if (tolerate) {
+        findings.warn("non-finite", place, fact, "finite numbers",
+                      "every sample whose window touches it is left out");
+      } else {
+        findings.error("non-finite", place, fact, "finite numbers",
+                       "repair or remove the episode, or set data.on_bad_sample=skip to leave out "
+                       "the samples that touch it");
+      }
     }
   }
   if (count > 0 && !used) {
@@ -286,7 +292,7 @@ void check_columns(const Layout& layout, const Table& table, const OpenOptions& 
                       options.used_columns.end();
     // Timestamps are checked apart.
     if (!column.sound || name == "timestamp") continue;
-    check_finite(layout, name, column, used, findings);
+    check_finite(layout, name, column, used, options.tolerate_non_finite, findings);
     if (used) check_constant(name, column, findings);
   }
 }

@@ -56,6 +56,7 @@ std::vector<std::pair<std::string, at::Tensor*>> Pi05Batch::tensors() {
   add("state", state);
   add("actions", actions);
   add("action_is_pad", action_is_pad);
+  add("dim_is_real", dim_is_real);
   add("noise", noise);
   add("time", time);
   if (layout) {
@@ -69,6 +70,7 @@ std::string Pi05Batch::signature() const {
   std::string out =
       fmt::format("B{} V{} T{} N{} L{}{}", size(), images.size(0), token_ids.size(0),
                   layout->num_rows, layout->length_bound, layout->dense ? " dense" : "");
+  if (dim_is_real.defined()) out += " own dims";
   // The plain attention's tables have one shape per distribution of lengths.
   if (layout->pad_index.defined()) {
     out += fmt::format(" padded to {} with {} tokens", layout->max_length, layout->num_valid);
@@ -96,6 +98,9 @@ void Pi05Batch::check() const {
     const int64_t horizon = actions.size(1);
     if (action_is_pad.defined())
       expect(action_is_pad, "action_is_pad", at::kBool, {batch, horizon});
+    if (dim_is_real.defined()) {
+      expect(dim_is_real, "dim_is_real", at::kBool, {batch, actions.size(2)});
+    }
     if (noise.defined()) expect(noise, "noise", at::kFloat, {batch, horizon, actions.size(2)});
   }
   if (time.defined()) expect(time, "time", at::kFloat, {batch});

@@ -27,8 +27,10 @@ struct Pi05Batch : Batch {
                      // without one
   at::Tensor actions;        // [B, A, D] fp32, normalised, zero-padded
   at::Tensor action_is_pad;  // [B, A] bool, true behind the end of the episode
-  at::Tensor noise;          // [B, A, D] fp32 injected, or undefined: drawn by the model
-  at::Tensor time;           // [B] fp32 injected, or undefined: drawn by the model
+  at::Tensor dim_is_real;  // [B, D] bool, dimensions of the sample's own robot; undefined where all
+                           // samples have the configured ones
+  at::Tensor noise;        // [B, A, D] fp32 injected, or undefined: drawn by the model
+  at::Tensor time;         // [B] fp32 injected, or undefined: drawn by the model
   std::vector<int64_t> images_per_sample;  // [B], sums to V
   std::vector<int64_t> tokens_per_sample;  // [B], sums to the valid part of T
   std::optional<PrefixLayout> layout;      // where the rows lie; made by Pi05Policy::prepare

@@ -144,6 +144,13 @@ void Pi05Config::reflect(config::Visitor& v) {
           {"leave repeated actions behind an episode's end out of the loss; the references train "
            "on them"});
   v.choice(
+      "loss_dims", loss_dims, {"auto", "all", "real"},
+      {"action dimensions in the loss: all, padded ones included; real, the dataset's own; "
+       "auto: as parity says, and real where datasets of a mixture have different dimensions"});
+  v.choice("prompt_overflow", prompt_overflow, {"error", "trim_task", "reference"},
+           {"a prompt beyond token_limit: error; trim_task shortens the task text at a word; "
+            "reference cuts the end off, state digits included, as openpi does"});
+  v.choice(
       "rope_dtype", rope_dtype, {"float32", "model"},
       {"arithmetic of the rotary embedding; model repeats the torch references' bf16 rounding"});
   v.section("init", init, "random initialisation of a model without a checkpoint");

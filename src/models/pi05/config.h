@@ -70,10 +70,16 @@ struct Pi05Config : ModelConfig {
 
   void reflect(config::Visitor& visitor) override;
   void bind_dataset(const data::Dataset& dataset) override;
+  std::string state_column() const override { return state_feature; }
+  std::string action_column() const override { return action_feature; }
   /// The named size with overrides applied, checked. Throws ConfigError naming the key.
   Pi05Sizes sizes() const;
   /// Checks what single-field limits cannot. Throws ConfigError.
   void check() const;
+  /// Whether the loss averages over the dataset's own action dimensions only.
+  bool masks_dims() const {
+    return loss_dims == "real" || (loss_dims == "auto" && parity == "loongforge");
+  }
   bool is_pi05() const { return variant == "pi05"; }
   int64_t horizon() const { return data.horizon; }
   /// The model's camera slots in order: those of data.cameras, else openpi's three.
@@ -101,7 +107,9 @@ struct Pi05Config : ModelConfig {
   double time_alpha = 1.5, time_beta = 1.0, time_scale = 0.999, time_offset = 0.001;
   double min_period = 0.004, max_period = 4.0;
   bool mask_action_padding = false;
-  std::string rope_dtype = "float32";  // float32 | model
+  std::string loss_dims = "auto";         // auto | all | real
+  std::string prompt_overflow = "error";  // error | trim_task | reference
+  std::string rope_dtype = "float32";     // float32 | model
   Pi05Init init;
 };
 

@@ -30,10 +30,9 @@ Pi05Batch& pi05_batch(Batch& batch) {
 
 Pi05Policy::Pi05Policy(const Pi05Config& config, const BuildOptions& options)
     : model_((config.check(), config), options) {
-  LS_CHECK(config.parity == "openpi" || config.action_dim > 0, ConfigError,
-           "model.parity loongforge averages the loss over the real action dims, but "
-           "model.action_dim is 0 and no "
-           "dataset has set it");
+  LS_CHECK(!config.masks_dims() || config.action_dim > 0, ConfigError,
+           "model.parity loongforge and model.loss_dims real average the loss over the real action "
+           "dims, but model.action_dim is 0 and no dataset has set it");
   if (options.device.type() != at::kMeta) {
     model_.allocate(options.device);
     if (options.initialise) model_.initialise(options.seed, {});
@@ -115,7 +114,15 @@ at::Tensor Pi05Policy::real_dims(const at::Tensor& actions) const {
 }
 
 at::Tensor Pi05Policy::reduce(const Pi05Flow& flow, const Pi05Batch& batch) const {
-  const at::Tensor elem = model_.config().parity == "loongforge" ? real_dims(flow.elem) : flow.elem;
+  if (batch.dim_is_real.defined()) {
+    // Mean over each sample's own dimensions first, so that every sample counts the same.
+    const at::Tensor real = batch.dim_is_real.to(flow.elem.scalar_type());  // [B, D]
+    const at::Tensor steps = at::sum(flow.elem * real.unsqueeze(1), {-1}) / real.sum(-1, true);
+    if (!model_.config().mask_action_padding) return at::mean(steps);
+    const at::Tensor inside = batch.action_is_pad.logical_not().to(steps.scalar_type());
+    return at::sum(steps * inside) / inside.sum().clamp_min(1);
+  }
+  const at::Tensor elem = model_.config().masks_dims() ? real_dims(flow.elem) : flow.elem;
   if (!model_.config().mask_action_padding) return at::mean(elem);
   const at::Tensor valid = batch.action_is_pad.logical_not().to(elem.scalar_type());
   return at::sum(at::mean(elem, {-1}) * valid) / valid.sum().clamp_min(1);
@@ -139,12 +146,13 @@ at::Tensor Pi05Policy::with_unreached_parameters(at::Tensor loss, const Pi05Batc
 
 LossResult Pi05Policy::loss(const Batch& batch) {
   const Pi05Batch& own = pi05_batch(batch);
-  if (model_.fused().loss && !model_.tap) return fused_loss(own);
+  if (model_.fused().loss && !model_.tap && !own.dim_is_real.defined()) return fused_loss(own);
   const Pi05Flow terms = flow(own);
   LossResult result;
   result.loss = with_unreached_parameters(reduce(terms, own), own);
   const int64_t dim = model_.config().action_dim;
-  if (model_.config().parity == "openpi" && dim > 0 && dim < model_.sizes().max_action_dim) {
+  if (!model_.config().masks_dims() && !own.dim_is_real.defined() && dim > 0 &&
+      dim < model_.sizes().max_action_dim) {
     result.metrics.emplace_back("loss_real_dims", at::mean(real_dims(terms.elem.detach())));
   }
   return result;
@@ -161,7 +169,7 @@ LossResult Pi05Policy::fused_loss(const Pi05Batch& batch) {
     return std::get<0>(ops::flow_loss(prediction, batch.actions, batch.noise, dims, is_pad));
   };
   LossResult result;
-  const bool real_only = config.parity == "loongforge";
+  const bool real_only = config.masks_dims();
   result.loss =
       with_unreached_parameters(mean_over(v, real_only ? config.action_dim : width), batch);
   if (!real_only && config.action_dim > 0 && config.action_dim < width) {

@@ -88,8 +88,12 @@ class Pi05Family : public ModelFamily {
     options.discrete_state = own.discrete_state;
     options.state_feature = own.state_feature;
     options.action_feature = own.action_feature;
-    if (own.action_dim > 0) options.action_dim = own.action_dim;
-    if (own.state_dim > 0) options.state_dim = own.state_dim;
+    options.action_dims = own.data.action_dims;
+    options.state_dims = own.data.state_dims;
+    options.says_dims = own.data.dims_differ && own.loss_dims != "all";
+    options.prompt_overflow = own.prompt_overflow;
+    if (own.action_dim > 0 && options.action_dims.empty()) options.action_dim = own.action_dim;
+    if (own.state_dim > 0 && options.state_dims.empty()) options.state_dim = own.state_dim;
     return std::make_unique<Pi05Transform>(options, dataset);
   }
 

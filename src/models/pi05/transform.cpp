@@ -14,6 +14,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/strings.h"
+#include "data/mixture.h"
 #include "data/stats.h"
 #include "models/pi05/prompt.h"
 
@@ -21,7 +22,6 @@ namespace longship::models {
 namespace {
 
 constexpr std::string_view kCameraPrefix = "observation.images.";
-constexpr size_t kMaxListedTasks = 5;
 
 class Pi05Item final : public Transform::Item {
  public:
@@ -31,7 +31,20 @@ class Pi05Item final : public Transform::Item {
   std::vector<float> state;            // [max_state_dim]
   std::vector<float> actions;          // [horizon, max_action_dim]
   std::vector<uint8_t> action_is_pad;  // [horizon]
+  std::vector<uint8_t> dim_is_real;    // [max_action_dim], or empty
 };
+
+/// Where each dimension goes, checked against the model's width.
+std::vector<int64_t> places_of(const std::vector<int64_t>& dims, int64_t width, const char* role,
+                               int64_t limit) {
+  std::vector<int64_t> places = data::checked_dims(dims, width, fmt::format("{}_dims", role));
+  const int64_t most = *std::max_element(places.begin(), places.end());
+  LS_CHECK(most < limit, DataError,
+           "{}_dims gives a dimension the place {}, the model's places are 0 .. {} "
+           "(max_{}_dim {}); numbers are never dropped: raise model.max_{}_dim",
+           role, most, limit - 1, role, limit, role);
+  return places;
+}
 
 std::vector<std::string> statistics_of(data::NormMode mode) {
   switch (mode) {
@@ -210,6 +223,14 @@ Pi05Transform::Pi05Transform(Pi05TransformOptions options, const data::Dataset& 
     state_norm_.emplace(make_normalizer(dataset, options_.state_feature, width, options_.state_norm,
                                         options_.norm_flavour));
   }
+  action_dims_ = places_of(options_.action_dims, action_dim(), "action", options_.max_action_dim);
+  if (state_norm_) {
+    state_dims_ = places_of(options_.state_dims, state_dim(), "state", options_.max_state_dim);
+  }
+  digit_order_.resize(state_dims_.size());
+  std::iota(digit_order_.begin(), digit_order_.end(), size_t{0});
+  std::sort(digit_order_.begin(), digit_order_.end(),
+            [this](size_t a, size_t b) { return state_dims_[a] < state_dims_[b]; });
   std::set<std::string> unused;
   for (const std::string& camera : dataset.cameras()) unused.insert(camera);
   for (const auto& [slot, camera] : slots_) {
@@ -279,27 +300,30 @@ std::unique_ptr<Transform::Item> Pi05Transform::prepare(const data::RawSample& s
   const data::WindowValues& actions =
       column_of(sample, options_.action_feature, options_.horizon, width);
   item->actions.assign(static_cast<size_t>(options_.horizon * options_.max_action_dim), 0.0F);
+  std::vector<float> row(static_cast<size_t>(width));
   for (int64_t t = 0; t < options_.horizon; ++t) {
-    action_norm_.normalise(
-        {&actions.values[static_cast<size_t>(t * width)], static_cast<size_t>(width)},
-        {&item->actions[static_cast<size_t>(t * options_.max_action_dim)],
-         static_cast<size_t>(width)});
+    action_norm_.normalise({&actions.values[static_cast<size_t>(t * width)], row.size()}, row);
+    float* out = &item->actions[static_cast<size_t>(t * options_.max_action_dim)];
+    for (size_t d = 0; d < row.size(); ++d) out[action_dims_[d]] = row[d];
+  }
+  if (options_.says_dims) {
+    item->dim_is_real.assign(static_cast<size_t>(options_.max_action_dim), 0);
+    for (const int64_t place : action_dims_) item->dim_is_real[static_cast<size_t>(place)] = 1;
   }
   item->action_is_pad.assign(actions.is_pad.begin(), actions.is_pad.begin() + options_.horizon);
 
   item->state.assign(static_cast<size_t>(options_.max_state_dim), 0.0F);
-  const std::span<float> state(item->state.data(), static_cast<size_t>(state_dim()));
+  std::vector<float> state(static_cast<size_t>(state_dim()));  // digits follow the model's places
   if (state_norm_) {
     const data::WindowValues& raw = column_of(sample, options_.state_feature, 1, state_dim());
-    state_norm_->normalise({raw.values.data(), state.size()}, state);
+    std::vector<float> own(state.size());
+    state_norm_->normalise({raw.values.data(), own.size()}, own);
+    for (size_t d = 0; d < own.size(); ++d) {
+      item->state[static_cast<size_t>(state_dims_[d])] = own[d];
+      state[d] = own[digit_order_[d]];
+    }
   }
-  item->tokens = prompt_tokens(sample.task, state);
-  LS_CHECK(static_cast<int64_t>(item->tokens.size()) <= options_.token_limit, DataError,
-           "episode {} frame {}: the prompt needs {} tokens, the limit is {}: shorten the task "
-           "text or raise the "
-           "limit; task: \"{}\"",
-           sample.episode, sample.frame, item->tokens.size(), options_.token_limit,
-           printable(sample.task));
+  item->tokens = fitting_tokens(sample, state);
 
   const auto picture = static_cast<size_t>(3 * options_.image_size * options_.image_size);
   for (const auto& [slot, camera] : slots_) item->num_images += camera.empty() ? 0 : 1;
@@ -346,6 +370,11 @@ std::unique_ptr<Batch> Pi05Transform::collate(std::span<const std::unique_ptr<It
   float* state = batch->state.mutable_data_ptr<float>();
   float* actions = batch->actions.mutable_data_ptr<float>();
   bool* is_pad = batch->action_is_pad.mutable_data_ptr<bool>();
+  bool* is_real = nullptr;
+  if (options_.says_dims) {
+    batch->dim_is_real = at::empty({size, options_.max_action_dim}, at::kBool);
+    is_real = batch->dim_is_real.mutable_data_ptr<bool>();
+  }
   for (const Pi05Item* part : parts) {
     images = std::copy(part->images.begin(), part->images.end(), images);
     tokens = std::copy(part->tokens.begin(), part->tokens.end(), tokens);
@@ -353,6 +382,11 @@ std::unique_ptr<Batch> Pi05Transform::collate(std::span<const std::unique_ptr<It
     actions = std::copy(part->actions.begin(), part->actions.end(), actions);
     is_pad = std::transform(part->action_is_pad.begin(), part->action_is_pad.end(), is_pad,
                             [](uint8_t v) { return v != 0; });
+    if (is_real == nullptr) continue;
+    LS_CHECK(part->dim_is_real.size() == static_cast<size_t>(options_.max_action_dim),
+             InternalError, "a sample does not say its action dimensions");
+    is_real = std::transform(part->dim_is_real.begin(), part->dim_is_real.end(), is_real,
+                             [](uint8_t v) { return v != 0; });
   }
   batch->check();
   return batch;
@@ -360,18 +394,24 @@ std::unique_ptr<Batch> Pi05Transform::collate(std::span<const std::unique_ptr<It
 
 at::Tensor Pi05Transform::denormalise_actions(const at::Tensor& actions) const {
   const int64_t width = action_dim();
-  LS_CHECK(actions.defined() && actions.dim() == 3 && actions.scalar_type() == at::kFloat &&
-               actions.is_cpu() &&
-               (actions.size(2) == width || actions.size(2) == options_.max_action_dim),
-           ShapeError, "denormalise_actions needs host fp32 [B, A, {}] or [B, A, {}]", width,
-           options_.max_action_dim);
+  LS_CHECK(
+      actions.defined() && actions.dim() == 3 && actions.scalar_type() == at::kFloat &&
+          actions.is_cpu() &&
+          (options_.action_dims.empty()
+               ? actions.size(2) == width || actions.size(2) == options_.max_action_dim
+               : actions.size(2) <= options_.max_action_dim &&
+                     actions.size(2) > *std::max_element(action_dims_.begin(), action_dims_.end())),
+      ShapeError, "denormalise_actions needs host fp32 [B, A, {}] or [B, A, {}]", width,
+      options_.max_action_dim);
   const at::Tensor source = actions.contiguous();
   at::Tensor raw = at::empty({source.size(0), source.size(1), width}, at::kFloat);
   const float* in = source.const_data_ptr<float>();
   float* out = raw.mutable_data_ptr<float>();
+  std::vector<float> own(static_cast<size_t>(width));
   for (int64_t row = 0; row < source.size(0) * source.size(1);
        ++row, in += source.size(2), out += width) {
-    action_norm_.denormalise({in, static_cast<size_t>(width)}, {out, static_cast<size_t>(width)});
+    for (size_t d = 0; d < own.size(); ++d) own[d] = in[action_dims_[d]];
+    action_norm_.denormalise(own, {out, own.size()});
   }
   return raw;
 }
@@ -386,54 +426,6 @@ void Pi05Transform::check_dataset(const data::Dataset& dataset) const {
                   state_dim());
   }
   check_prompts(dataset);
-}
-
-/// Two stages, because encoding every frame's prompt would take minutes on a large dataset: a task
-/// whose prompt fits with the costliest state digits fits in every frame; only frames of the other
-/// tasks are encoded.
-void Pi05Transform::check_prompts(const data::Dataset& dataset) const {
-  const bool digits = options_.variant == "pi05" && options_.discrete_state;
-  std::vector<int64_t> worst(static_cast<size_t>(digits ? state_dim() : 0), -1);
-  size_t most = 0;
-  for (int64_t bin = -1; digits && bin < kStateBins; ++bin) {
-    const size_t n = tokenizer_->encode(pi05_prompt("", std::vector<int64_t>(2, bin))).size();
-    if (n > most) std::fill(worst.begin(), worst.end(), bin);
-    most = std::max(most, n);
-  }
-  std::set<std::string, std::less<>> suspects;
-  for (const std::string& task : dataset.tasks()) {
-    const auto tokens =
-        digits ? pi05_tokens(*tokenizer_, task, worst) : pi0_tokens(*tokenizer_, task);
-    if (static_cast<int64_t>(tokens.size()) > options_.token_limit) suspects.insert(task);
-  }
-  if (suspects.empty()) return;
-  data::WindowSpec spec;
-  if (state_norm_) spec.columns[options_.state_feature] = {0};
-  std::vector<float> state(static_cast<size_t>(state_dim()));
-  std::vector<std::string> lines;
-  for (int64_t id = 0; id < dataset.size() && !suspects.empty(); ++id) {
-    const auto it = suspects.find(dataset.task_of(id));
-    if (it == suspects.end()) continue;
-    const data::RawSample sample = dataset.get_columns(id, spec);
-    if (state_norm_)
-      state_norm_->normalise(sample.columns.at(options_.state_feature).values, state);
-    const auto needed = static_cast<int64_t>(prompt_tokens(sample.task, state).size());
-    if (needed <= options_.token_limit) continue;
-    lines.push_back(fmt::format(
-        "  episode {} frame {}: the prompt needs {} tokens, the limit is {}; task: \"{}\"",
-        sample.episode, sample.frame, needed, options_.token_limit, printable(sample.task)));
-    suspects.erase(it);
-  }
-  if (lines.empty()) return;
-  const size_t num_tasks = lines.size();
-  if (num_tasks > kMaxListedTasks) {
-    lines.resize(kMaxListedTasks);
-    lines.push_back(fmt::format("  and {} more", num_tasks - kMaxListedTasks));
-  }
-  throw DataError(fmt::format(
-      "{}: {} task text(s) are longer than the model's token limit; prompts are never cut: "
-      "shorten the text or raise the limit\n{}",
-      dataset.root().string(), num_tasks, join(lines, "\n")));
 }
 
 }  // namespace longship::models

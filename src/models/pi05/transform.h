@@ -49,6 +49,11 @@ struct Pi05TransformOptions {
   std::optional<int64_t>
       action_dim;  // what the configuration expects; null: whatever the dataset has
   std::optional<int64_t> state_dim;
+  /// Place of each dimension of the dataset in the model's vectors; empty: the first ones.
+  std::vector<int64_t> action_dims, state_dims;
+  bool says_dims = false;  // batches carry dim_is_real
+  /// What becomes of a prompt beyond token_limit: error | trim_task | reference.
+  std::string prompt_overflow = "error";
 };
 
 /// Which camera fills which slot. Rules in order: an explicit map; dataset cameras named like the
@@ -88,6 +93,10 @@ class Pi05Transform : public Transform {
   /// Token ids of a sample's prompt; `state` is the normalised state of the sample's frame (empty
   /// when unused).
   std::vector<int64_t> prompt_tokens(std::string_view task, std::span<const float> state) const;
+  /// The same cut to token_limit as prompt_overflow says. Throws DataError with `error`, and with
+  /// `trim_task` when not even an empty task fits.
+  std::vector<int64_t> fitting_tokens(const data::RawSample& sample,
+                                      std::span<const float> state) const;
 
  private:
   void check_prompts(const data::Dataset& dataset) const;
@@ -98,6 +107,8 @@ class Pi05Transform : public Transform {
   std::shared_ptr<const data::SentencePieceTokenizer> tokenizer_;
   std::optional<data::Normalizer> state_norm_;
   data::Normalizer action_norm_;
+  std::vector<int64_t> action_dims_, state_dims_;  // place of each dimension
+  std::vector<size_t> digit_order_;                // dimensions of the state by rising place
 };
 
 }  // namespace longship::models
