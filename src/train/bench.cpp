@@ -53,6 +53,7 @@ class Source {
       return;
     }
     dataset_ = std::move(dataset);
+    place_augmentation(recipe, device);
     transform_ = recipe.family->make_transform(*recipe.model, *dataset_);
     transform_->check_dataset(*dataset_);
     const data::Split split = data::split_by_episode(*dataset_, recipe.data.val_episodes);

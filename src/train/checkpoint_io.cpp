@@ -36,6 +36,7 @@ std::string stats_json(const data::Dataset& dataset, const models::Transform& tr
     stats[column] =
         data::completed_stats(dataset, column, {"min", "max", "mean", "std", "q01", "q99"});
   }
+  stats.merge(transform.own_stats());
   return stats_to_json(stats);
 }
 

@@ -57,7 +57,8 @@ std::unique_ptr<models::Batch> BatchMaker::make(std::span<const int64_t> sample_
   std::vector<std::unique_ptr<models::Transform::Item>> items;
   {
     // Pictures are freed as soon as the model has what it needs.
-    const std::vector<data::RawSample> samples = dataset_.get_batch(sample_ids, windows_);
+    std::vector<data::RawSample> samples = dataset_.get_batch(sample_ids, windows_);
+    for (data::RawSample& sample : samples) sample.draw = data::TrainDraw{key.seed, key.step};
     spend(FeedStage::kFetch, watch);
     items = prepare(samples);
   }

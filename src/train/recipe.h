@@ -12,6 +12,7 @@
 
 #include "base/config/visitor.h"
 #include "base/config/yaml.h"
+#include "data/augment/config.h"
 #include "models/spec.h"
 #include "train/optimizer.h"
 #include "train/schedule.h"
@@ -29,6 +30,10 @@ struct DataSection {
   config::CountOrList val_episodes;
   std::vector<std::pair<std::string, std::string>> cameras;
   int64_t horizon = 50;
+  std::vector<int64_t> delta_actions;
+  std::vector<std::string> delta_exclude;
+  double state_dropout = 0;
+  data::AugmentConfig augment;
   int64_t workers = 2;
   int64_t prefetch = 4;
   std::string decoder = "cpu";

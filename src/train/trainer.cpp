@@ -97,6 +97,7 @@ void Run::prepare() {
   bound_ = recipe_from(config::parse_yaml_text(recipe_yaml, "resolved recipe"), lookup_);
   bound_.model->bind_dataset(*dataset_);
   device_ = runtime::parse_device(recipe_.train.device);
+  place_augmentation(bound_, device_);
   transform_ = bound_.family->make_transform(*bound_.model, *dataset_);
   transform_->check_dataset(*dataset_);
   const data::Split split = data::split_by_episode(*dataset_, recipe_.data.val_episodes);

@@ -27,8 +27,10 @@ struct Pi05Batch : Batch {
                      // without one
   at::Tensor actions;        // [B, A, D] fp32, normalised, zero-padded
   at::Tensor action_is_pad;  // [B, A] bool, true behind the end of the episode
-  at::Tensor noise;          // [B, A, D] fp32 injected, or undefined: drawn by the model
-  at::Tensor time;           // [B] fp32 injected, or undefined: drawn by the model
+  at::Tensor augment;  // [V, 20] fp32, how the model changes each picture, or undefined: not at all
+  at::Tensor noise;    // [B, A, D] fp32 injected, or undefined: drawn by the model
+  at::Tensor time;     // [B] fp32 injected, or undefined: drawn by the model
+  std::vector<float> raw_state;  // [B, state width] in raw units with relative actions, else empty
   std::vector<int64_t> images_per_sample;  // [B], sums to V
   std::vector<int64_t> tokens_per_sample;  // [B], sums to the valid part of T
   std::optional<PrefixLayout> layout;      // where the rows lie; made by Pi05Policy::prepare

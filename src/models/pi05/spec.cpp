@@ -88,6 +88,10 @@ class Pi05Family : public ModelFamily {
     options.discrete_state = own.discrete_state;
     options.state_feature = own.state_feature;
     options.action_feature = own.action_feature;
+    options.delta = own.data.delta;
+    options.state_dropout = own.data.state_dropout;
+    options.augment = own.data.augment;
+    options.augment_on_device = own.data.augment_on_device;
     if (own.action_dim > 0) options.action_dim = own.action_dim;
     if (own.state_dim > 0) options.state_dim = own.state_dim;
     return std::make_unique<Pi05Transform>(options, dataset);
