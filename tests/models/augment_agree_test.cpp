@@ -1,4 +1,5 @@
 // The workers' augmentation and the operator's are written apart; they agree.
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <gtest/gtest.h>

@@ -1,6 +1,7 @@
 // What training does to samples and evaluation does not: augmentation, state dropout, relative
 // actions and their inverse.
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
@@ -8,6 +9,7 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <nlohmann/json.hpp>
 #include <thread>
 
 #include "base/error.h"
@@ -243,6 +245,24 @@ TEST(RelativeActions, NeedTheStateEvenWhereTheModelDoesNotReadIt) {
   EXPECT_EQ(b->raw_state.size(), 4u);
   const at::Tensor raw = t.denormalise_actions(b->actions, b.get());
   EXPECT_NEAR(raw.const_data_ptr<float>()[0], 0, 1e-4);
+}
+
+TEST(RelativeActions, TheExportedConfigurationSaysThem) {
+  Pi05Config config;
+  const auto named = pi05_relative_actions({1, 0, 1}, 4, {"pan", "lift", "elbow", "gripper"});
+  EXPECT_THAT(named.excluded, ElementsAre("lift", "gripper"));
+  const auto text = pi05_export_config(config, 4, 4, {"base_0_rgb"}, named);
+  const auto doc = nlohmann::json::parse(text);
+  EXPECT_EQ(doc.at("use_relative_actions"), true);
+  EXPECT_THAT(doc.at("relative_exclude_joints"), ElementsAre("lift", "gripper"));
+  EXPECT_THAT(doc.at("action_feature_names"), ElementsAre("pan", "lift", "elbow", "gripper"));
+  // Names that stand in for missing ones are no part of each other.
+  const auto bare = pi05_relative_actions({1}, 12, {});
+  EXPECT_EQ(bare.excluded.size(), 11u);
+  EXPECT_EQ(bare.names[1], "action[1]");
+  EXPECT_EQ(bare.names[11].find(bare.names[1]), std::string::npos);
+  EXPECT_FALSE(nlohmann::json::parse(pi05_export_config(config, 4, 4, {"base_0_rgb"}))
+                   .contains("use_relative_actions"));
 }
 
 }  // namespace

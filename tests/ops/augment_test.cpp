@@ -29,6 +29,7 @@
 #include "base/error.h"
 #include "op_support.h"
 #include "runtime/device.h"
+#include "runtime/stream.h"
 
 namespace longship::ops {
 namespace {
@@ -405,6 +406,28 @@ TEST(AugmentGpu, RepeatsBitForBitAndTakesAnyLayout) {
   const at::Tensor strided = x.permute({0, 2, 3, 1}).contiguous().permute({0, 3, 1, 2});
   EXPECT_TRUE(same_bits(first, augment_pictures(strided, params, 224, 224).cpu()));
   EXPECT_EQ(augment_pictures(x.narrow(0, 0, 0), params.narrow(0, 0, 0), 8, 8).numel(), 0);
+}
+
+TEST(AugmentGpu, ACapturedCallReadsTheParametersOfTheReplay) {
+  if (!runtime::cuda_available()) GTEST_SKIP() << "no CUDA device on this machine";
+  const c10::Device device(c10::DeviceType::CUDA, 0);
+  const at::Tensor x = pictures({8, 3, 61, 61}, at::kFloat).to(device);
+  const std::vector<Row> rows = varied_rows(61, 61);
+  const std::vector<Row> turned_rows(rows.rbegin(), rows.rend());
+  at::Tensor params = table(rows).to(device);
+  at::Tensor out;
+  const runtime::Stream stream = runtime::Stream::make(device, false);
+  const runtime::GraphPool pool(device);
+  runtime::CapturedGraph graph;
+  graph.capture(stream, pool, [&] { out = augment_pictures(x, params, 61, 61); });
+  for (const auto& now : {rows, turned_rows}) {
+    const at::Tensor want = augment_pictures(x, table(now).to(device), 61, 61).cpu();
+    const runtime::StreamScope scope(stream);
+    params.copy_(table(now));
+    graph.replay();
+    stream.synchronize();
+    EXPECT_TRUE(same_bits(out.cpu(), want));
+  }
 }
 
 }  // namespace

@@ -18,57 +18,95 @@ float unit(float v) {
   return std::min(std::max(v, 0.0F), 1.0F);
 }
 
-/// Where one output pixel looks, along one axis.
+/// To the nearest whole number, halves to even; for |v| below 2^22. Faster than the library's call.
+float round_even(float v) {
+  constexpr float kBig = 12582912.0F;  // 1.5 * 2^23: no bits are left behind the point
+  return (v + kBig) - kBig;
+}
+
+/// Along one axis: the frame of `frame` pixels shows `part` pixels from `first` on.
 struct Axis {
-  int64_t low = 0, high = 0;  // source pixels
+  Axis(float first_pixel, float pixels, int64_t frame_size, bool to_nearest)
+      : first(first_pixel),
+        last(first_pixel + pixels - 1.0F),
+        scale(pixels / static_cast<float>(frame_size)),
+        shift(first_pixel - 0.5F),
+        size(static_cast<float>(frame_size)),
+        nearest(to_nearest) {}
+  float first, last, scale, shift, size;
+  bool nearest;
+};
+
+/// Where one output pixel looks, along one axis.
+struct Look {
+  int32_t low = 0, high = 0;  // source pixels
   float part = 0;             // share of `high`
   float cover = 1;            // 0: outside the frame
 };
 
-/// q: position in the frame of `frame` pixels that shows `part` pixels from `first` on.
-Axis look(float q, float first, float part, int64_t frame, bool nearest) {
-  const auto size = static_cast<float>(frame);
-  Axis out;
-  if (nearest) {
-    const float rounded = std::nearbyint(q);
-    out.cover = rounded >= 0.0F && rounded <= size - 1.0F ? 1.0F : 0.0F;
-  } else {
-    out.cover = unit(std::min(q + 1.0F, size - q));
-  }
-  float p = (q + 0.5F) * (part / size) + (first - 0.5F);
-  p = std::min(std::max(p, first), first + part - 1.0F);
-  if (nearest) {
-    out.low = out.high = static_cast<int64_t>(std::nearbyint(p));
+inline Look look(const Axis& axis, float q) {
+  Look out;
+  float p = (q + 0.5F) * axis.scale + axis.shift;
+  p = std::min(std::max(p, axis.first), axis.last);
+  if (axis.nearest) {
+    const float rounded = round_even(q);
+    out.cover = rounded >= 0.0F && rounded <= axis.size - 1.0F ? 1.0F : 0.0F;
+    out.low = out.high = static_cast<int32_t>(round_even(p));
     return out;
   }
-  const float below = std::floor(p);
-  out.low = static_cast<int64_t>(below);
-  out.part = p - below;
-  out.high = std::min(out.low + 1, static_cast<int64_t>(first + part) - 1);
+  out.cover = unit(std::min(q + 1.0F, axis.size - q));
+  out.low = static_cast<int32_t>(p);  // p >= 0
+  out.part = p - static_cast<float>(out.low);
+  out.high = std::min(out.low + 1, static_cast<int32_t>(axis.last));
+  return out;
+}
+
+/// A pixel of three channels and one unused, so that a tap is one load.
+struct alignas(16) Pixel {
+  float c[4];
+};
+
+std::vector<Pixel> interleaved(std::span<const float> picture, size_t plane) {
+  std::vector<Pixel> out(plane);
+  const float *r = picture.data(), *g = r + plane, *b = g + plane;
+  for (size_t i = 0; i < plane; ++i) out[i] = {{r[i], g[i], b[i], 0.0F}};
+  return out;
+}
+
+inline Pixel mix(const Pixel& a, const Pixel& b, float part) {
+  Pixel out;
+  const float rest = 1.0F - part;
+  for (int i = 0; i < 4; ++i) out.c[i] = rest * a.c[i] + part * b.c[i];
   return out;
 }
 
 /// `black` is what stands outside.
 void move_pixels(const PictureAugment& a, std::span<float> picture, int64_t height, int64_t width,
                  float black) {
-  const std::vector<float> source(picture.begin(), picture.end());
-  const auto& m = a.place;
   const size_t plane = static_cast<size_t>(height * width);
+  const std::vector<Pixel> source = interleaved(picture, plane);
+  const auto& m = a.place;
+  const Axis across(a.crop_x, a.crop_w, width, a.nearest);
+  const Axis down(a.crop_y, a.crop_h, height, a.nearest);
+  float* out = picture.data();
   for (int64_t y = 0; y < height; ++y) {
-    for (int64_t x = 0; x < width; ++x) {
-      const auto fx = static_cast<float>(x), fy = static_cast<float>(y);
-      const Axis h = look(m[0] * fx + m[1] * fy + m[2], a.crop_x, a.crop_w, width, a.nearest);
-      const Axis v = look(m[3] * fx + m[4] * fy + m[5], a.crop_y, a.crop_h, height, a.nearest);
+    const float row_x = m[1] * static_cast<float>(y), row_y = m[4] * static_cast<float>(y);
+    for (int64_t x = 0; x < width; ++x, ++out) {
+      const auto fx = static_cast<float>(x);
+      const Look h = look(across, m[0] * fx + row_x + m[2]);
+      const Look v = look(down, m[3] * fx + row_y + m[5]);
+      const Pixel* top = source.data() + int64_t{v.low} * width;
+      const Pixel* bottom = source.data() + int64_t{v.high} * width;
+      Pixel value = a.nearest ? top[h.low]
+                              : mix(mix(top[h.low], top[h.high], h.part),
+                                    mix(bottom[h.low], bottom[h.high], h.part), v.part);
       const float cover = h.cover * v.cover;
-      const float* top = source.data() + v.low * width;
-      const float* bottom = source.data() + v.high * width;
-      float* out = picture.data() + y * width + x;
-      for (int64_t c = 0; c < kChannels; ++c, top += plane, bottom += plane, out += plane) {
-        const float upper = (1.0F - h.part) * top[h.low] + h.part * top[h.high];
-        const float lower = (1.0F - h.part) * bottom[h.low] + h.part * bottom[h.high];
-        const float value = (1.0F - v.part) * upper + v.part * lower;
-        *out = cover == 1.0F ? value : black + cover * (value - black);
+      if (cover != 1.0F) {
+        for (float& c : value.c) c = black + cover * (c - black);
       }
+      out[0] = value.c[0];
+      out[plane] = value.c[1];
+      out[2 * plane] = value.c[2];
     }
   }
 }
