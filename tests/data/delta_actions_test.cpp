@@ -9,8 +9,11 @@
 
 #include "base/error.h"
 #include "base/rng.h"
+#include "data/lerobot/dataset_stats.h"
+#include "data/lerobot/lerobot_dataset.h"
 #include "data/stats.h"
 #include "data/table_dataset.h"
+#include "support/paths.h"
 
 namespace longship::data {
 namespace {
@@ -219,6 +222,33 @@ TEST(DeltaActions, ChunksNameTheBadNumber) {
   spec.mask = {1};
   EXPECT_THAT(error_of<DataError>([&] { chunk_stats(dataset, spec); }),
               HasSubstr("episode 12 frame 3: observation.state[2] is nan"));
+}
+
+// What `longship dataset stats --horizon 16 --delta-mask 1,-1` prints is what training normalises
+// with.
+TEST(DeltaActions, ChunkStatsAreThoseOfTheCommand) {
+  const auto root = longship::testing::dataset_path("pusht_v30");
+  lerobot::StatsRequest request;
+  request.columns = {"action"};
+  request.horizon = 16;
+  request.delta_mask = lerobot::parse_delta_mask("1,-1");
+  const lerobot::StatsResult command = lerobot::dataset_stats(root, request);
+  ASSERT_EQ(command.features.size(), 1u);
+  ASSERT_TRUE(command.exact);
+  const FullStats& want = command.features[0].stats;
+  ChunkSpec spec;
+  spec.horizon = 16;
+  spec.mask = {1};
+  const FeatureStats got = chunk_stats(*open_lerobot(root), spec);
+  EXPECT_EQ(got.count, want.count);
+  EXPECT_EQ(got.min, want.min);
+  EXPECT_EQ(got.max, want.max);
+  for (size_t d = 0; d < 2; ++d) {
+    EXPECT_NEAR(got.mean[d], want.mean[d], 1e-9);
+    EXPECT_NEAR(got.std[d], want.std[d], 1e-9);
+    EXPECT_NEAR(got.q01[d], want.quantiles[0][d], 1e-9);
+    EXPECT_NEAR(got.q99[d], want.quantiles[4][d], 1e-9);
+  }
 }
 
 }  // namespace
