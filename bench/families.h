@@ -11,6 +11,7 @@ std::vector<OpRow> attention_rows();
 std::vector<OpRow> activation_rows();
 std::vector<OpRow> position_rows();
 std::vector<OpRow> flow_rows();
+std::vector<OpRow> picture_rows();
 std::vector<OpRow> fp8_rows();
 std::vector<OpRow> optimizer_rows();
 

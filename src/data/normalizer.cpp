@@ -223,33 +223,4 @@ void Normalizer::denormalise(std::span<const float> in, std::span<float> out) co
   }
 }
 
-namespace {
-
-void shift_actions(std::span<float> actions, int64_t width, std::span<const float> state,
-                   std::span<const uint8_t> mask, float sign) {
-  const auto n = static_cast<int64_t>(mask.size());
-  LS_CHECK(width > 0 && static_cast<int64_t>(actions.size()) % width == 0, ShapeError,
-           "delta actions: {} numbers are no rows of width {}", actions.size(), width);
-  LS_CHECK(n <= width && n <= static_cast<int64_t>(state.size()), ShapeError,
-           "delta actions: the mask has {} dimensions, the actions {}, the state {}", n, width,
-           state.size());
-  for (size_t row = 0; row < actions.size(); row += static_cast<size_t>(width)) {
-    for (size_t i = 0; i < mask.size(); ++i) {
-      if (mask[i]) actions[row + i] += sign * state[i];
-    }
-  }
-}
-
-}  // namespace
-
-void apply_delta_actions(std::span<float> actions, int64_t width, std::span<const float> state,
-                         std::span<const uint8_t> mask) {
-  shift_actions(actions, width, state, mask, -1.0F);
-}
-
-void undo_delta_actions(std::span<float> actions, int64_t width, std::span<const float> state,
-                        std::span<const uint8_t> mask) {
-  shift_actions(actions, width, state, mask, 1.0F);
-}
-
 }  // namespace longship::data

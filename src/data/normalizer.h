@@ -80,11 +80,4 @@ class Normalizer {
   std::vector<std::string> notes_;
 };
 
-/// actions [rows, width] row-major: actions[r][i] -= state[i] where mask[i], in fp32 raw units;
-/// mask may be shorter than the row. openpi's DeltaActions; undo_delta_actions adds it back.
-void apply_delta_actions(std::span<float> actions, int64_t width, std::span<const float> state,
-                         std::span<const uint8_t> mask);
-void undo_delta_actions(std::span<float> actions, int64_t width, std::span<const float> state,
-                        std::span<const uint8_t> mask);
-
 }  // namespace longship::data

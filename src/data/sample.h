@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -40,6 +41,13 @@ struct CameraWindow {
   std::vector<uint8_t> is_pad;   // [num_offsets]
 };
 
+/// Key of a sample's random changes while it is trained on: they depend on it and on the sample id,
+/// never on workers, threads or ranks.
+struct TrainDraw {
+  uint64_t seed = 0;
+  uint64_t step = 0;  // optimizer step
+};
+
 struct RawSample {
   int64_t sample_id = 0;  // index into the dataset, 0 .. size()-1, counted over all its episodes
   int64_t episode = 0;
@@ -50,6 +58,9 @@ struct RawSample {
   std::string task;  // UTF-8, as stored
   std::map<std::string, WindowValues> columns;
   std::map<std::string, CameraWindow> cameras;
+  /// Set by the trainer only. Without it nothing is changed at random: evaluation sees the data as
+  /// they are.
+  std::optional<TrainDraw> draw = std::nullopt;
 };
 
 }  // namespace longship::data

@@ -15,7 +15,8 @@ class MixtureTransform final : public Transform {
   data::WindowSpec windows() const override;
   std::unique_ptr<Item> prepare(const data::RawSample& sample) const override;
   std::unique_ptr<Batch> collate(std::span<const std::unique_ptr<Item>> items) const override;
-  at::Tensor denormalise_actions(const at::Tensor& actions) const override;
+  at::Tensor denormalise_actions(const at::Tensor& actions, const Batch* observed) const override;
+  std::map<std::string, data::FeatureStats> own_stats() const override;
   void check_dataset(const data::Dataset& dataset) const override;
 
  private:
@@ -54,8 +55,17 @@ std::unique_ptr<Batch> MixtureTransform::collate(
   return parts_.front().second->collate(items);
 }
 
-at::Tensor MixtureTransform::denormalise_actions(const at::Tensor&) const {
+at::Tensor MixtureTransform::denormalise_actions(const at::Tensor&, const Batch*) const {
   throw InternalError("actions of a mixture have the units of one of its datasets");
+}
+
+/// Under the names that MixtureDataset::stats() uses.
+std::map<std::string, data::FeatureStats> MixtureTransform::own_stats() const {
+  std::map<std::string, data::FeatureStats> out;
+  for (const auto& [name, transform] : parts_) {
+    for (const auto& [key, stats] : transform->own_stats()) out[name + "/" + key] = stats;
+  }
+  return out;
 }
 
 void MixtureTransform::check_dataset(const data::Dataset& dataset) const {

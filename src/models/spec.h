@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -17,7 +18,9 @@
 
 #include "base/config/visitor.h"
 #include "base/error.h"
+#include "data/augment/config.h"
 #include "data/dataset.h"
+#include "data/delta_actions.h"
 #include "data/sample.h"
 #include "nn/fp8.h"
 #include "nn/fused.h"
@@ -177,8 +180,16 @@ class Transform {
   /// nothing to it.
   virtual std::string prompt(const data::RawSample& sample) const { return sample.task; }
   virtual std::unique_ptr<Batch> collate(std::span<const std::unique_ptr<Item>> items) const = 0;
-  /// actions [B, horizon, action_dim] normalised, host fp32 -> raw units.
-  virtual at::Tensor denormalise_actions(const at::Tensor& actions) const = 0;
+  /// actions [B, horizon, action_dim] normalised, host fp32 -> raw units. Relative actions become
+  /// absolute again with the raw states of `observed`, the batch as collate() made it: row r of the
+  /// actions belongs to its sample r modulo its size, so that several draws can lie behind each
+  /// other. Null is allowed where data.delta_actions is not used.
+  virtual at::Tensor denormalise_actions(const at::Tensor& actions,
+                                         const Batch* observed = nullptr) const = 0;
+  /// Statistics that the transform normalises with and that belong to no whole column (those of
+  /// chunks of relative actions), under the name by which Dataset::stats() gives them back. Kept
+  /// with every checkpoint.
+  virtual std::map<std::string, data::FeatureStats> own_stats() const { return {}; }
   /// Cheap checks of the whole dataset against the model before step 1 (action dimension, cameras,
   /// prompt lengths).
   virtual void check_dataset(const data::Dataset& dataset) const = 0;
@@ -205,6 +216,12 @@ struct DataBinding {
   std::vector<int64_t> state_dims, action_dims;
   /// The samples of a batch may have different action dimensions, so that each says its own.
   bool dims_differ = false;
+  /// Action dimensions that are learned relative to the state.
+  data::DeltaChoice delta;
+  double state_dropout = 0;     // probability that a training sample's state is left out
+  data::AugmentConfig augment;  // resolved; applied to training samples only
+  /// The model changes the pictures, on its device; else the transform does it on the host.
+  bool augment_on_device = false;
 };
 
 /// Base of a family's `model:` section. `reflect` lists every field of that section,

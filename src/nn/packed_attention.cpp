@@ -54,12 +54,13 @@ class VarlenAttention : public torch::autograd::Function<VarlenAttention> {
  public:
   static Variable forward(AutogradContext* ctx, const Variable& q, const Variable& k,
                           const Variable& v, const Variable& cu_q, const Variable& cu_k,
-                          int64_t max_q, int64_t max_k) {
+                          int64_t max_q, int64_t max_k, bool causal) {
     auto [out, statistics, seed, unused, debug] =
-        at::_flash_attention_forward(q, k, v, cu_q, cu_k, max_q, max_k, 0.0, false, false);
+        at::_flash_attention_forward(q, k, v, cu_q, cu_k, max_q, max_k, 0.0, causal, false);
     ops::zero_tail_(out, last(cu_q));
     ctx->saved_data["max_q"] = max_q;
     ctx->saved_data["max_k"] = max_k;
+    ctx->saved_data["causal"] = causal;
     ctx->save_for_backward({q, k, v, out, statistics, seed, unused, cu_q, cu_k});
     return out;
   }
@@ -67,11 +68,12 @@ class VarlenAttention : public torch::autograd::Function<VarlenAttention> {
     const variable_list s = ctx->get_saved_variables();
     auto [dq, dk, dv] = at::_flash_attention_backward(
         grads[0].contiguous(), s[0], s[1], s[2], s[3], s[4], s[7], s[8],
-        ctx->saved_data["max_q"].toInt(), ctx->saved_data["max_k"].toInt(), 0.0, false, s[5], s[6]);
+        ctx->saved_data["max_q"].toInt(), ctx->saved_data["max_k"].toInt(), 0.0,
+        ctx->saved_data["causal"].toBool(), s[5], s[6]);
     ops::zero_tail_(dq, last(s[7]));
     ops::zero_tail_(dk, last(s[8]));
     ops::zero_tail_(dv, last(s[8]));
-    return {dq, dk, dv, Variable(), Variable(), Variable(), Variable()};
+    return {dq, dk, dv, Variable(), Variable(), Variable(), Variable(), Variable()};
   }
 };
 
@@ -87,15 +89,16 @@ at::Tensor dense_attention(const at::Tensor& q, const at::Tensor& k, const at::T
 
 at::Tensor varlen_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                             const at::Tensor& cu_q, const at::Tensor& cu_k, int64_t max_q,
-                            int64_t max_k) {
+                            int64_t max_k, bool causal) {
   check(q, k);
   const int64_t num_heads = q.size(1);
-  if (heads_as_rows(q, max_q, num_heads, k.size(1))) {
+  // Heads as rows have no order that a causal mask could follow.
+  if (!causal && heads_as_rows(q, max_q, num_heads, k.size(1))) {
     return VarlenAttention::apply(q.view({-1, 1, q.size(2)}), k, v, at::mul(cu_q, num_heads), cu_k,
-                                  max_q * num_heads, max_k)
+                                  max_q * num_heads, max_k, false)
         .view({q.size(0), -1});
   }
-  return VarlenAttention::apply(q, k, v, cu_q, cu_k, max_q, max_k).flatten(1, 2);
+  return VarlenAttention::apply(q, k, v, cu_q, cu_k, max_q, max_k, causal).flatten(1, 2);
 }
 
 }  // namespace longship::nn

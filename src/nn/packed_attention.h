@@ -15,10 +15,11 @@ at::Tensor dense_attention(const at::Tensor& q, const at::Tensor& k, const at::T
 
 /// Samples of different lengths behind each other. q [N, H, E], k, v [M, G, E]; cu_q, cu_k [B+1]
 /// int32: query rows cu_q[b] .. cu_q[b+1] see key rows cu_k[b] .. cu_k[b+1]; max_q, max_k: upper
-/// bounds of one sample's rows. Returns [N, H*E]. Rows behind the last sample are zero, in the
+/// bounds of one sample's rows. With `causal` row i of a sample sees its keys up to row i (as many
+/// keys as queries). Returns [N, H*E]. Rows behind the last sample are zero, in the
 /// result and in the gradients.
 at::Tensor varlen_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                             const at::Tensor& cu_q, const at::Tensor& cu_k, int64_t max_q,
-                            int64_t max_k);
+                            int64_t max_k, bool causal = false);
 
 }  // namespace longship::nn

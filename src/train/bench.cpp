@@ -53,6 +53,7 @@ class Source {
       return;
     }
     dataset_ = std::move(dataset);
+    place_augmentation(recipe, device);
     transform_ = make_transform(recipe, *dataset_);
     transform_->check_dataset(*dataset_);
     const TrainingSamples samples = training_samples(recipe, *dataset_, transform_->windows());

@@ -295,6 +295,7 @@ nlohmann::json bench_feed(const Recipe& recipe, std::shared_ptr<const data::Data
   bound.model->bind_dataset(*dataset);
   const at::Device device = runtime::parse_device(recipe.train.device);
   apply_library_settings(recipe);
+  place_augmentation(bound, device);
   const std::unique_ptr<models::Transform> transform = make_transform(bound, *dataset);
   transform->check_dataset(*dataset);
   // Batches are completed on the host, which needs the model's shapes and no weights.

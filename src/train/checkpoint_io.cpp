@@ -46,6 +46,7 @@ std::string stats_json(const data::Dataset& dataset, const models::Transform& tr
   } else {
     complete(dataset, "");
   }
+  stats.merge(transform.own_stats());
   return stats_to_json(stats);
 }
 

@@ -81,7 +81,8 @@ std::unique_ptr<models::Batch> BatchMaker::make(std::span<const int64_t> sample_
   std::vector<std::unique_ptr<models::Transform::Item>> items;
   {
     // Pictures are freed as soon as the model has what it needs.
-    const std::vector<data::RawSample> samples = read(sample_ids);
+    std::vector<data::RawSample> samples = read(sample_ids);
+    for (data::RawSample& sample : samples) sample.draw = data::TrainDraw{key.seed, key.step};
     spend(FeedStage::kFetch, watch);
     items = prepare(samples);
   }

@@ -194,7 +194,8 @@ void Evaluation::judge(const Prepared& prepared) {
            InternalError, "sample_draws gave a tensor of {} dimensions", draws.dim());
   const at::Tensor raw =
       transform_
-          .denormalise_actions(draws.reshape({options_.draws * rows, draws.size(2), draws.size(3)}))
+          .denormalise_actions(draws.reshape({options_.draws * rows, draws.size(2), draws.size(3)}),
+                               prepared.batch.get())
           .contiguous();
   LS_CHECK(raw.size(1) == horizon_ && raw.size(2) == dim_, InternalError,
            "predicted chunks are {} x {}, recorded ones {} x {}", raw.size(1), raw.size(2),

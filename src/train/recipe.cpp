@@ -143,6 +143,10 @@ std::vector<std::string> cross_checks(const Recipe& r) {
   require(!r.data.datasets.empty(),
           "data.datasets: give one dataset, e.g. [{path: data/pusht_v30}]");
   check_datasets(r, require);
+  require(
+      r.data.delta_actions.empty() || r.data.delta_exclude.empty(),
+      "data.delta_exclude: data.delta_actions chooses the relative dimensions already; give one "
+      "of them");
   require(r.data.workers > 0 || r.data.prefetch == DataSection{}.prefetch,
           "data.prefetch: has no effect with data.workers 0; remove it or use workers");
   require(r.optim.betas.size() == 2 && r.optim.betas[0] >= 0 && r.optim.betas[0] < 1 &&
@@ -309,6 +313,19 @@ void DataSection::reflect(config::Visitor& visitor) {
                 {.doc = "With on_bad_sample skip: more bad samples than this stop the run",
                  .min = 0,
                  .max = 1});
+  visitor.field("delta_actions", delta_actions,
+                {.doc = "Action dimensions learned relative to the state of the chunk's first "
+                        "frame, as run lengths: [6, -1] is six relative ones and one absolute one; "
+                        "normalised with statistics of such chunks; empty: absolute"});
+  visitor.field("delta_exclude", delta_exclude,
+                {.doc = "The same by name: every dimension is relative but those whose name "
+                        "contains one of these words, e.g. [gripper]"});
+  visitor.field("state_dropout", state_dropout,
+                {.doc = "Probability that a training sample's state is left out (its normalised "
+                        "values become 0); never in evaluation",
+                 .min = 0,
+                 .max = 1});
+  visitor.section("augment", augment, "Random changes of the pictures while training");
   visitor.field("workers", workers,
                 {.doc = "Threads that read and prepare samples; 0: the training thread does it. "
                         "The result does not depend on it",
@@ -495,7 +512,13 @@ Recipe recipe_from(const config::Node& root, const FamilyLookup& lookup) {
   }
   Recipe recipe = default_recipe(*family);
   config::load(root, recipe);
-  std::vector<std::string> faults = cross_checks(recipe);
+  std::vector<std::string> faults;
+  try {
+    recipe.data.augment.resolve();
+  } catch (const ConfigError& error) {
+    faults.emplace_back(error.what());
+  }
+  for (std::string& fault : cross_checks(recipe)) faults.push_back(std::move(fault));
   for (std::string& fault : faults) {
     const std::string key = fault.substr(0, fault.find(':'));
     fault = fmt::format("{}: {}", config::place_of(root, key), fault);
@@ -503,6 +526,9 @@ Recipe recipe_from(const config::Node& root, const FamilyLookup& lookup) {
   if (!faults.empty()) throw ConfigError(fmt::format("{}", fmt::join(faults, "\n")));
   recipe.model->data.horizon = recipe.data.horizon;
   recipe.model->data.cameras = bound_cameras(recipe.data);
+  recipe.model->data.delta = {recipe.data.delta_actions, recipe.data.delta_exclude};
+  recipe.model->data.state_dropout = recipe.data.state_dropout;
+  recipe.model->data.augment = recipe.data.augment;
   return recipe;
 }
 

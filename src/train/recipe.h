@@ -12,6 +12,7 @@
 
 #include "base/config/visitor.h"
 #include "base/config/yaml.h"
+#include "data/augment/config.h"
 #include "models/spec.h"
 #include "train/optimizer.h"
 #include "train/schedule.h"
@@ -41,6 +42,10 @@ struct DataSection {
   std::vector<std::string> expect_order_sha256;
   std::string on_bad_sample = "error";
   double max_bad_fraction = 0.001;
+  std::vector<int64_t> delta_actions;
+  std::vector<std::string> delta_exclude;
+  double state_dropout = 0;
+  data::AugmentConfig augment;
   int64_t workers = 2;
   int64_t prefetch = 4;
   std::string decoder = "cpu";

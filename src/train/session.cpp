@@ -231,6 +231,17 @@ models::BuildOptions build_options(const Recipe& recipe, at::Device device) {
   return out;
 }
 
+void place_augmentation(const Recipe& bound, at::Device device) {
+  const data::AugmentConfig& augment = bound.data.augment;
+  const bool has_operator = device.is_cuda() || bound.perf.cpu_oracles;
+  LS_CHECK(!augment.enabled() || augment.on != "device" || has_operator, ConfigError,
+           "data.augment.on: device needs training on a CUDA device, this run is on the {}; set "
+           "data.augment.on=auto",
+           runtime::describe(device));
+  bound.model->data.augment_on_device =
+      augment.enabled() && augment.on != "host" && (device.is_cuda() || augment.on == "device");
+}
+
 void apply_library_settings(const Recipe& recipe) {
   runtime::set_cpu_threads(static_cast<int>(recipe.train.threads));
   at::Context& context = at::globalContext();

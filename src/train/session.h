@@ -56,6 +56,10 @@ struct LoadedCheckpoint {
 /// CheckpointError naming the file that is missing or wrong.
 LoadedCheckpoint read_checkpoint(const std::filesystem::path& path, const FamilyLookup& lookup);
 
+/// Decides where pictures are augmented (data.augment.on) when `device` trains; call before
+/// make_transform(). Throws ConfigError when a device is asked for that does not train.
+void place_augmentation(const Recipe& bound, at::Device device);
+
 /// The checkpoint's model in fp32 on `device`, bound to `dataset` (see ModelConfig::bind_dataset),
 /// with its weights.
 std::unique_ptr<models::Policy> build_policy(const LoadedCheckpoint& checkpoint,

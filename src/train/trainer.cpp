@@ -98,6 +98,7 @@ void Run::prepare() {
   bound_ = recipe_from(config::parse_yaml_text(recipe_yaml, "resolved recipe"), lookup_);
   bound_.model->bind_dataset(*dataset_);
   device_ = runtime::parse_device(recipe_.train.device);
+  place_augmentation(bound_, device_);
   transform_ = make_transform(bound_, *dataset_);
   transform_->check_dataset(*dataset_);
   const TrainingSamples samples = training_samples(recipe_, *dataset_, transform_->windows());

@@ -62,6 +62,7 @@ constexpr Traffic kTraffic[] = {
     {"flow_mix", "", 3 * 50 * 32 * 4},
     {"flow_loss fwd", "", 50 * 32 * (2 + 4 + 4)},
     {"flow_loss bwd", "", 50 * 32 * (2 + 4 + 4 + 2)},
+    {"augment_pictures", "turn", 2 * 3 * 16 * 16 * 4},
     {"fp8_quantize both", "prefix 18304x2048", 32 * 128 * (2 + 2)},
     {"fp8_quantize both", "prefix hidden", 32 * 1024 * (2 + 2)},
     {"fp8_quantize both current", "", 32 * 1024 * (4 + 2)},

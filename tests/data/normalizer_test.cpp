@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "data/delta_actions.h"
 #include "data/golden_arrays.h"
 
 namespace longship::data {

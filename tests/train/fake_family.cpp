@@ -164,7 +164,9 @@ class FakeTransform : public models::Transform {
     }
     return batch;
   }
-  at::Tensor denormalise_actions(const at::Tensor& actions) const override { return actions; }
+  at::Tensor denormalise_actions(const at::Tensor& actions, const models::Batch*) const override {
+    return actions;
+  }
   void check_dataset(const data::Dataset&) const override {}
 
  private:

@@ -178,7 +178,9 @@ class ColumnTransform : public models::Transform {
     for (const auto& item : items) batch->sample_ids.push_back(item->sample_id);
     return batch;
   }
-  at::Tensor denormalise_actions(const at::Tensor& actions) const override { return actions; }
+  at::Tensor denormalise_actions(const at::Tensor& actions, const models::Batch*) const override {
+    return actions;
+  }
   void check_dataset(const data::Dataset&) const override {}
 
  private:

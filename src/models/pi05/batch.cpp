@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "base/error.h"
+#include "data/augment/picture.h"
 
 namespace longship::models {
 namespace {
@@ -57,6 +58,7 @@ std::vector<std::pair<std::string, at::Tensor*>> Pi05Batch::tensors() {
   add("actions", actions);
   add("action_is_pad", action_is_pad);
   add("dim_is_real", dim_is_real);
+  add("augment", augment);
   add("noise", noise);
   add("time", time);
   if (layout) {
@@ -71,6 +73,7 @@ std::string Pi05Batch::signature() const {
       fmt::format("B{} V{} T{} N{} L{}{}", size(), images.size(0), token_ids.size(0),
                   layout->num_rows, layout->length_bound, layout->dense ? " dense" : "");
   if (dim_is_real.defined()) out += " own dims";
+  if (augment.defined()) out += " augmented";
   // The plain attention's tables have one shape per distribution of lengths.
   if (layout->pad_index.defined()) {
     out += fmt::format(" padded to {} with {} tokens", layout->max_length, layout->num_valid);
@@ -103,6 +106,11 @@ void Pi05Batch::check() const {
     }
     if (noise.defined()) expect(noise, "noise", at::kFloat, {batch, horizon, actions.size(2)});
   }
+  if (augment.defined()) {
+    expect(augment, "augment", at::kFloat, {images.size(0), data::kAugmentNumbers});
+  }
+  LS_CHECK(static_cast<int64_t>(raw_state.size()) % batch == 0, ShapeError,
+           "Pi05 batch: {} raw state numbers for {} samples", raw_state.size(), batch);
   if (time.defined()) expect(time, "time", at::kFloat, {batch});
 }
 

@@ -29,8 +29,10 @@ struct Pi05Batch : Batch {
   at::Tensor action_is_pad;  // [B, A] bool, true behind the end of the episode
   at::Tensor dim_is_real;  // [B, D] bool, dimensions of the sample's own robot; undefined where all
                            // samples have the configured ones
-  at::Tensor noise;        // [B, A, D] fp32 injected, or undefined: drawn by the model
-  at::Tensor time;         // [B] fp32 injected, or undefined: drawn by the model
+  at::Tensor augment;  // [V, 20] fp32, how the model changes each picture, or undefined: not at all
+  at::Tensor noise;    // [B, A, D] fp32 injected, or undefined: drawn by the model
+  at::Tensor time;     // [B] fp32 injected, or undefined: drawn by the model
+  std::vector<float> raw_state;  // [B, state width] in raw units with relative actions, else empty
   std::vector<int64_t> images_per_sample;  // [B], sums to V
   std::vector<int64_t> tokens_per_sample;  // [B], sums to the valid part of T
   std::optional<PrefixLayout> layout;      // where the rows lie; made by Pi05Policy::prepare

@@ -113,10 +113,21 @@ struct Pi05Config : ModelConfig {
   Pi05Init init;
 };
 
+/// Relative actions as lerobot's configuration says them: every dimension but the excluded names.
+struct Pi05RelativeActions {
+  std::vector<std::string> names;     // one per dimension
+  std::vector<std::string> excluded;  // absolute ones
+};
+/// From a mask (shorter: the rest is absolute) and the dataset's names of `width` dimensions;
+/// without names "action[0]", "action[1]", ... stand for them.
+Pi05RelativeActions pi05_relative_actions(const std::vector<uint8_t>& mask, int64_t width,
+                                          const std::vector<std::string>& dim_names);
+
 /// `config.json` under lerobot's keys, custom sizes included. `action_dim` and `state_dim` are the
-/// real dims.
+/// real dims; `relative` where actions are learned relative to the state.
 std::string pi05_export_config(const Pi05Config& config, int64_t action_dim, int64_t state_dim,
-                               const std::vector<std::string>& cameras);
+                               const std::vector<std::string>& cameras,
+                               const std::optional<Pi05RelativeActions>& relative = std::nullopt);
 
 /// Reads a lerobot-style config.json: the public ones (named variants) and custom sizes. Throws
 /// ConfigError naming file and key.

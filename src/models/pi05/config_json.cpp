@@ -183,8 +183,20 @@ void add_custom_sizes(Json& j, const Pi05Sizes& s) {
 
 }  // namespace
 
+Pi05RelativeActions pi05_relative_actions(const std::vector<uint8_t>& mask, int64_t width,
+                                          const std::vector<std::string>& dim_names) {
+  const bool named = static_cast<int64_t>(dim_names.size()) == width;
+  Pi05RelativeActions out;
+  for (size_t i = 0; i < static_cast<size_t>(width); ++i) {
+    out.names.push_back(named ? dim_names[i] : fmt::format("action[{}]", i));
+    if (i >= mask.size() || mask[i] == 0) out.excluded.push_back(out.names.back());
+  }
+  return out;
+}
+
 std::string pi05_export_config(const Pi05Config& config, int64_t action_dim, int64_t state_dim,
-                               const std::vector<std::string>& cameras) {
+                               const std::vector<std::string>& cameras,
+                               const std::optional<Pi05RelativeActions>& relative) {
   const Pi05Sizes s = config.sizes();
   const bool is_public = s.width == 2048 && s.depth == 18 && s.mlp_dim == 16384 &&
                          s.num_kv_heads == 1 && s.head_dim == 256 && s.expert_width == 1024 &&
@@ -228,6 +240,11 @@ std::string pi05_export_config(const Pi05Config& config, int64_t action_dim, int
                                : config.normalization;
   j["normalization_mapping"] = {
       {"VISUAL", "IDENTITY"}, {"STATE", norm_mode_key(mode)}, {"ACTION", norm_mode_key(mode)}};
+  if (relative) {
+    j["use_relative_actions"] = true;
+    j["relative_exclude_joints"] = relative->excluded;
+    j["action_feature_names"] = relative->names;
+  }
   j["gradient_checkpointing"] = false;
   j["freeze_vision_encoder"] = frozen("vision");
   j["train_expert_only"] = frozen("expert_only");

@@ -12,6 +12,7 @@
 #include "models/pi05/plan.h"
 #include "models/pi05/sampling.h"
 #include "nn/tensor_math.h"
+#include "ops/augment.h"
 #include "ops/flow.h"
 
 namespace longship::models {
@@ -24,6 +25,16 @@ const Pi05Batch& pi05_batch(const Batch& batch) {
 }
 Pi05Batch& pi05_batch(Batch& batch) {
   return const_cast<Pi05Batch&>(pi05_batch(static_cast<const Batch&>(batch)));
+}
+
+/// A batch with the pictures that training sees, or nothing where they are in it already.
+std::optional<Pi05Batch> with_augmented_pictures(const Pi05Batch& batch) {
+  if (!batch.augment.defined()) return std::nullopt;
+  Pi05Batch out = batch;
+  out.images = ops::augment_pictures(batch.images, batch.augment, batch.images.size(2),
+                                     batch.images.size(3));
+  out.augment = at::Tensor();
+  return out;
 }
 
 }  // namespace
@@ -145,7 +156,9 @@ at::Tensor Pi05Policy::with_unreached_parameters(at::Tensor loss, const Pi05Batc
 }
 
 LossResult Pi05Policy::loss(const Batch& batch) {
-  const Pi05Batch& own = pi05_batch(batch);
+  const Pi05Batch& given = pi05_batch(batch);
+  const std::optional<Pi05Batch> changed = with_augmented_pictures(given);
+  const Pi05Batch& own = changed ? *changed : given;
   if (model_.fused().loss && !model_.tap && !own.dim_is_real.defined()) return fused_loss(own);
   const Pi05Flow terms = flow(own);
   LossResult result;

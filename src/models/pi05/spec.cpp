@@ -5,10 +5,12 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <optional>
 #include <span>
 
 #include "base/error.h"
 #include "base/rng.h"
+#include "data/delta_actions.h"
 #include "models/pi05/batch.h"
 #include "models/pi05/config.h"
 #include "models/pi05/cost.h"
@@ -88,6 +90,10 @@ class Pi05Family : public ModelFamily {
     options.discrete_state = own.discrete_state;
     options.state_feature = own.state_feature;
     options.action_feature = own.action_feature;
+    options.delta = own.data.delta;
+    options.state_dropout = own.data.state_dropout;
+    options.augment = own.data.augment;
+    options.augment_on_device = own.data.augment_on_device;
     options.action_dims = own.data.action_dims;
     options.state_dims = own.data.state_dims;
     options.says_dims = own.data.dims_differ && own.loss_dims != "all";
@@ -161,12 +167,18 @@ class Pi05Family : public ModelFamily {
          resolve_camera_slots(own.slots(), own.data.cameras, dataset.cameras())) {
       if (!camera.empty()) cameras.push_back(slot);
     }
+    std::optional<Pi05RelativeActions> relative;
+    if (own.data.delta.any() && action != nullptr) {
+      relative = pi05_relative_actions(
+          data::resolve_delta_mask(own.data.delta, dataset, own.action_feature, own.state_feature),
+          action->width(), action->dim_names);
+    }
     const bool reads_state = !own.is_pi05() || own.discrete_state;
     return pi05_export_config(own, action != nullptr ? action->width() : own.action_dim,
                               !reads_state       ? 0
                               : state != nullptr ? state->width()
                                                  : own.state_dim,
-                              cameras);
+                              cameras, relative);
   }
 
   std::unique_ptr<ModelConfig> import_config_json(const fs::path& path) const override {

@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
@@ -13,7 +14,9 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/rng.h"
 #include "base/strings.h"
+#include "data/augment/picture.h"
 #include "data/mixture.h"
 #include "data/stats.h"
 #include "models/pi05/prompt.h"
@@ -32,6 +35,8 @@ class Pi05Item final : public Transform::Item {
   std::vector<float> actions;          // [horizon, max_action_dim]
   std::vector<uint8_t> action_is_pad;  // [horizon]
   std::vector<uint8_t> dim_is_real;    // [max_action_dim], or empty
+  std::vector<float> raw_state;        // [state width] with relative actions
+  std::vector<float> augment;          // [num_images, 20] where the model changes the pictures
 };
 
 /// Where each dimension goes, checked against the model's width.
@@ -99,12 +104,36 @@ data::Normalizer make_normalizer(const data::Dataset& dataset, const std::string
   return normalizer;
 }
 
+data::ChunkSpec chunk_spec(const Pi05TransformOptions& options, const data::Dataset& dataset) {
+  data::ChunkSpec spec;
+  spec.action = options.action_feature;
+  spec.state = options.state_feature;
+  spec.horizon = options.horizon;
+  spec.mask = data::resolve_delta_mask(options.delta, dataset, spec.action, spec.state);
+  return spec;
+}
+
+/// Statistics of relative actions, by name; none for absolute ones.
+std::map<std::string, data::FeatureStats> relative_stats(const data::ChunkSpec& chunks,
+                                                         const data::Dataset& dataset) {
+  if (!chunks.relative()) return {};
+  return {{data::chunk_stats_key(chunks), data::completed_chunk_stats(dataset, chunks)}};
+}
+
 data::Normalizer make_action_normalizer(const Pi05TransformOptions& options,
-                                        const data::Dataset& dataset) {
+                                        const data::Dataset& dataset,
+                                        const std::map<std::string, data::FeatureStats>& relative) {
   const int64_t width = checked_width(dataset, options.action_feature, "action", "max_action_dim",
                                       options.max_action_dim, options.action_dim);
-  return make_normalizer(dataset, options.action_feature, width, options.action_norm,
-                         options.norm_flavour);
+  if (relative.empty()) {
+    return make_normalizer(dataset, options.action_feature, width, options.action_norm,
+                           options.norm_flavour);
+  }
+  const auto& [name, stats] = *relative.begin();
+  data::Normalizer normalizer(name, options.action_norm, options.norm_flavour, width, stats);
+  for (const std::string& note : normalizer.notes())
+    log::warn("{}: {}", dataset.root().string(), note);
+  return normalizer;
 }
 
 Pi05TransformOptions checked_options(Pi05TransformOptions options) {
@@ -209,8 +238,15 @@ CameraSlots resolve_camera_slots(const std::vector<std::string>& slots, const Ca
 Pi05Transform::Pi05Transform(Pi05TransformOptions options, const data::Dataset& dataset)
     : options_(checked_options(std::move(options))),
       slots_(resolve_camera_slots(options_.slots, options_.cameras, dataset.cameras())),
+      chunks_(chunk_spec(options_, dataset)),
+      chunk_stats_(relative_stats(chunks_, dataset)),
       tokenizer_(data::SentencePieceTokenizer::load(options_.tokenizer_path)),
-      action_norm_(make_action_normalizer(options_, dataset)) {
+      action_norm_(make_action_normalizer(options_, dataset, chunk_stats_)) {
+  if (chunks_.relative()) {
+    delta_state_width_ = dataset.find_feature(options_.state_feature)->width();
+    log::info("{} is relative to {} in the dimensions [{}]", options_.action_feature,
+              options_.state_feature, fmt::join(data::mask_runs(chunks_.mask), ", "));
+  }
   LS_CHECK(tokenizer_->bos_id() >= 0, ConfigError,
            "{}: the tokenizer has no BOS piece, which every prompt begins with",
            options_.tokenizer_path.string());
@@ -245,7 +281,7 @@ data::WindowSpec Pi05Transform::windows() const {
   std::vector<int64_t>& offsets = spec.columns[options_.action_feature];
   offsets.resize(static_cast<size_t>(options_.horizon));
   std::iota(offsets.begin(), offsets.end(), int64_t{0});
-  if (needs_state() && options_.state_feature != options_.action_feature)
+  if ((needs_state() || chunks_.relative()) && options_.state_feature != options_.action_feature)
     spec.columns[options_.state_feature] = {0};
   for (const auto& [slot, camera] : slots_) {
     if (!camera.empty()) spec.cameras[camera] = {0};
@@ -282,14 +318,37 @@ const data::WindowValues& column_of(const data::RawSample& sample, const std::st
   return values;
 }
 
+/// Changes a training sample's picture, or appends how the model is to change it.
+void augment_picture(const Pi05TransformOptions& options, const data::RawSample& sample,
+                     const std::string& slot, const std::string& camera, std::span<float> pixels,
+                     std::vector<float>& parameters) {
+  if (!sample.draw || !options.augment.enabled()) return;
+  const int64_t side = options.image_size;
+  const data::PictureAugment change =
+      data::draw_augment(options.augment, *sample.draw, sample.sample_id, slot, camera, side, side);
+  if (!options.augment_on_device) return data::apply_augment(change, pixels, side, side);
+  parameters.resize(parameters.size() + data::kAugmentNumbers);
+  data::write_augment(change, std::span(parameters).last(data::kAugmentNumbers));
+}
+
 }  // namespace
 
 std::string Pi05Transform::prompt(const data::RawSample& sample) const {
   if (options_.variant == "pi0" || !options_.discrete_state) return clean_task(sample.task) + "\n";
   const data::WindowValues& raw = column_of(sample, options_.state_feature, 1, state_dim());
-  std::vector<float> state(static_cast<size_t>(state_dim()));
-  state_norm_->normalise({raw.values.data(), state.size()}, state);
+  std::vector<float> own(static_cast<size_t>(state_dim())), state(own.size());
+  state_norm_->normalise({raw.values.data(), own.size()}, own);
+  for (size_t d = 0; d < own.size(); ++d) state[d] = own[digit_order_[d]];
   return pi05_prompt(sample.task, discretise_state(state));
+}
+
+bool Pi05Transform::drops_state(const data::RawSample& sample) const {
+  if (!sample.draw || options_.state_dropout <= 0) return false;
+  double u = 0;
+  fill_uniform(make_key(sample.draw->seed, RngStream::kDropout, sample.draw->step,
+                        static_cast<uint64_t>(sample.sample_id)),
+               {&u, 1});
+  return u < options_.state_dropout;
 }
 
 std::unique_ptr<Transform::Item> Pi05Transform::prepare(const data::RawSample& sample) const {
@@ -297,12 +356,19 @@ std::unique_ptr<Transform::Item> Pi05Transform::prepare(const data::RawSample& s
   item->sample_id = sample.sample_id;
 
   const int64_t width = action_dim();
-  const data::WindowValues& actions =
+  const data::WindowValues& recorded =
       column_of(sample, options_.action_feature, options_.horizon, width);
+  std::vector<float> actions(recorded.values.begin(),
+                             recorded.values.begin() + options_.horizon * width);
+  if (chunks_.relative()) {
+    const data::WindowValues& at = column_of(sample, options_.state_feature, 1, delta_state_width_);
+    item->raw_state.assign(at.values.begin(), at.values.begin() + delta_state_width_);
+    data::apply_delta_actions(actions, width, item->raw_state, chunks_.mask);
+  }
   item->actions.assign(static_cast<size_t>(options_.horizon * options_.max_action_dim), 0.0F);
   std::vector<float> row(static_cast<size_t>(width));
   for (int64_t t = 0; t < options_.horizon; ++t) {
-    action_norm_.normalise({&actions.values[static_cast<size_t>(t * width)], row.size()}, row);
+    action_norm_.normalise({&actions[static_cast<size_t>(t * width)], row.size()}, row);
     float* out = &item->actions[static_cast<size_t>(t * options_.max_action_dim)];
     for (size_t d = 0; d < row.size(); ++d) out[action_dims_[d]] = row[d];
   }
@@ -310,7 +376,7 @@ std::unique_ptr<Transform::Item> Pi05Transform::prepare(const data::RawSample& s
     item->dim_is_real.assign(static_cast<size_t>(options_.max_action_dim), 0);
     for (const int64_t place : action_dims_) item->dim_is_real[static_cast<size_t>(place)] = 1;
   }
-  item->action_is_pad.assign(actions.is_pad.begin(), actions.is_pad.begin() + options_.horizon);
+  item->action_is_pad.assign(recorded.is_pad.begin(), recorded.is_pad.begin() + options_.horizon);
 
   item->state.assign(static_cast<size_t>(options_.max_state_dim), 0.0F);
   std::vector<float> state(static_cast<size_t>(state_dim()));  // digits follow the model's places
@@ -318,6 +384,7 @@ std::unique_ptr<Transform::Item> Pi05Transform::prepare(const data::RawSample& s
     const data::WindowValues& raw = column_of(sample, options_.state_feature, 1, state_dim());
     std::vector<float> own(state.size());
     state_norm_->normalise({raw.values.data(), own.size()}, own);
+    if (drops_state(sample)) std::fill(own.begin(), own.end(), 0.0F);
     for (size_t d = 0; d < own.size(); ++d) {
       item->state[static_cast<size_t>(state_dims_[d])] = own[d];
       state[d] = own[digit_order_[d]];
@@ -336,8 +403,10 @@ std::unique_ptr<Transform::Item> Pi05Transform::prepare(const data::RawSample& s
                  it->second.frames.front() != nullptr,
              DataError, "episode {} frame {}: no picture of camera '{}' was read", sample.episode,
              sample.frame, camera);
+    const std::span<float> pixels(item->images.data() + at, picture);
     data::resize_with_pad_chw(*it->second.frames.front(), options_.image_size, options_.resize,
-                              {item->images.data() + at, picture});
+                              pixels);
+    augment_picture(options_, sample, slot, camera, pixels, item->augment);
     at += picture;
   }
   return item;
@@ -375,6 +444,7 @@ std::unique_ptr<Batch> Pi05Transform::collate(std::span<const std::unique_ptr<It
     batch->dim_is_real = at::empty({size, options_.max_action_dim}, at::kBool);
     is_real = batch->dim_is_real.mutable_data_ptr<bool>();
   }
+  std::vector<float> augment;
   for (const Pi05Item* part : parts) {
     images = std::copy(part->images.begin(), part->images.end(), images);
     tokens = std::copy(part->tokens.begin(), part->tokens.end(), tokens);
@@ -382,17 +452,35 @@ std::unique_ptr<Batch> Pi05Transform::collate(std::span<const std::unique_ptr<It
     actions = std::copy(part->actions.begin(), part->actions.end(), actions);
     is_pad = std::transform(part->action_is_pad.begin(), part->action_is_pad.end(), is_pad,
                             [](uint8_t v) { return v != 0; });
+    batch->raw_state.insert(batch->raw_state.end(), part->raw_state.begin(), part->raw_state.end());
+    augment.insert(augment.end(), part->augment.begin(), part->augment.end());
     if (is_real == nullptr) continue;
     LS_CHECK(part->dim_is_real.size() == static_cast<size_t>(options_.max_action_dim),
              InternalError, "a sample does not say its action dimensions");
     is_real = std::transform(part->dim_is_real.begin(), part->dim_is_real.end(), is_real,
                              [](uint8_t v) { return v != 0; });
   }
+  // Robots with states of different widths share batches in training only, which needs none.
+  const auto same_width = [&](const Pi05Item* part) {
+    return part->raw_state.size() == parts.front()->raw_state.size();
+  };
+  if (!std::all_of(parts.begin(), parts.end(), same_width)) batch->raw_state.clear();
+  if (!augment.empty()) {
+    LS_CHECK(static_cast<int64_t>(augment.size()) == num_images * data::kAugmentNumbers,
+             InternalError, "a batch of samples with and without augmentation");
+    batch->augment = at::empty({num_images, data::kAugmentNumbers}, at::kFloat);
+    std::copy(augment.begin(), augment.end(), batch->augment.mutable_data_ptr<float>());
+  }
   batch->check();
   return batch;
 }
 
-at::Tensor Pi05Transform::denormalise_actions(const at::Tensor& actions) const {
+std::map<std::string, data::FeatureStats> Pi05Transform::own_stats() const {
+  return chunk_stats_;
+}
+
+at::Tensor Pi05Transform::denormalise_actions(const at::Tensor& actions,
+                                              const Batch* observed) const {
   const int64_t width = action_dim();
   LS_CHECK(
       actions.defined() && actions.dim() == 3 && actions.scalar_type() == at::kFloat &&
@@ -413,7 +501,25 @@ at::Tensor Pi05Transform::denormalise_actions(const at::Tensor& actions) const {
     for (size_t d = 0; d < own.size(); ++d) own[d] = in[action_dims_[d]];
     action_norm_.denormalise(own, {out, own.size()});
   }
+  if (chunks_.relative()) make_absolute(raw, observed);
   return raw;
+}
+
+void Pi05Transform::make_absolute(at::Tensor& raw, const Batch* observed) const {
+  const auto* batch = dynamic_cast<const Pi05Batch*>(observed);
+  const auto width = static_cast<size_t>(delta_state_width_);
+  LS_CHECK(batch != nullptr && batch->raw_state.size() == width * batch->sample_ids.size(),
+           InternalError,
+           "relative actions become absolute with the states of the batch they were predicted for");
+  LS_CHECK(raw.size(0) % batch->size() == 0, ShapeError,
+           "{} chunks of actions for a batch of {} samples", raw.size(0), batch->size());
+  const int64_t chunk = raw.size(1) * raw.size(2);
+  float* rows = raw.mutable_data_ptr<float>();
+  for (int64_t r = 0; r < raw.size(0); ++r) {
+    const size_t sample = static_cast<size_t>(r % batch->size());
+    data::undo_delta_actions({rows + r * chunk, static_cast<size_t>(chunk)}, raw.size(2),
+                             {batch->raw_state.data() + sample * width, width}, chunks_.mask);
+  }
 }
 
 void Pi05Transform::check_dataset(const data::Dataset& dataset) const {

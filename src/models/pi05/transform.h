@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -10,7 +11,9 @@
 #include <utility>
 #include <vector>
 
+#include "data/augment/config.h"
 #include "data/dataset.h"
+#include "data/delta_actions.h"
 #include "data/image/resize.h"
 #include "data/normalizer.h"
 #include "data/tokenizer/sentencepiece.h"
@@ -54,6 +57,10 @@ struct Pi05TransformOptions {
   bool says_dims = false;  // batches carry dim_is_real
   /// What becomes of a prompt beyond token_limit: error | trim_task | reference.
   std::string prompt_overflow = "error";
+  data::DeltaChoice delta;         // actions relative to the state
+  double state_dropout = 0;        // of training samples: the normalised state becomes zeros
+  data::AugmentConfig augment;     // resolved; of training samples
+  bool augment_on_device = false;  // batches carry the parameters, pictures stay as they are
 };
 
 /// Which camera fills which slot. Rules in order: an explicit map; dataset cameras named like the
@@ -77,13 +84,17 @@ class Pi05Transform : public Transform {
   std::unique_ptr<Batch> collate(std::span<const std::unique_ptr<Item>> items) const override;
   /// actions [B, A, max_action_dim] or [B, A, action_dim] normalised, host fp32 -> [B, A,
   /// action_dim] raw units.
-  at::Tensor denormalise_actions(const at::Tensor& actions) const override;
+  at::Tensor denormalise_actions(const at::Tensor& actions,
+                                 const Batch* observed = nullptr) const override;
+  std::map<std::string, data::FeatureStats> own_stats() const override;
   /// Every distinct task with the longest state digits against the token limit; shapes and widths
   /// again.
   void check_dataset(const data::Dataset& dataset) const override;
 
   const Pi05TransformOptions& options() const { return options_; }
   const CameraSlots& camera_slots() const { return slots_; }
+  /// Dimensions of the action that are relative to the state; empty: none.
+  const std::vector<uint8_t>& delta_mask() const { return chunks_.mask; }
   int64_t action_dim() const { return action_norm_.width(); }
   /// Width of the dataset's state; 0 when the model does not read one.
   int64_t state_dim() const { return state_norm_ ? state_norm_->width() : 0; }
@@ -100,10 +111,16 @@ class Pi05Transform : public Transform {
 
  private:
   void check_prompts(const data::Dataset& dataset) const;
+  /// Adds the states of the observed batch to relative dimensions, in place.
+  void make_absolute(at::Tensor& raw, const Batch* observed) const;
+  bool drops_state(const data::RawSample& sample) const;
   bool needs_state() const { return options_.variant == "pi0" || options_.discrete_state; }
 
   Pi05TransformOptions options_;
   CameraSlots slots_;
+  data::ChunkSpec chunks_;
+  int64_t delta_state_width_ = 0;  // of the state that actions are relative to
+  std::map<std::string, data::FeatureStats> chunk_stats_;  // of relative actions, or empty
   std::shared_ptr<const data::SentencePieceTokenizer> tokenizer_;
   std::optional<data::Normalizer> state_norm_;
   data::Normalizer action_norm_;
