@@ -55,7 +55,8 @@ TEST(Feed, AnErrorOfTheTransformNamesDatasetEpisodeAndFrame) {
     maker.make(std::vector<int64_t>{3, 14}, {1, 0});
     FAIL() << "no error";
   } catch (const DataError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("dataset fake_dataset: episode 1, frame 2: the prompt has"));
+    EXPECT_THAT(error.what(),
+                HasSubstr("dataset fake_dataset: episode 1, frame 2: the prompt has"));
   }
 }
 
