@@ -21,6 +21,13 @@ namespace {
 constexpr size_t kMaxBlockHeader =
     64;  // bytes between a packet's recorded position and its data, e.g. Matroska's block head
 
+/// No honest time is larger, in any time base.
+constexpr int64_t kMostTime = int64_t{1} << 60;
+
+bool is_honest_time(int64_t time) {
+  return time > -kMostTime && time < kMostTime;
+}
+
 /// Read-only mapping, for comparing packets with the bytes of the file.
 struct Mapping {
   const uint8_t* data = nullptr;
@@ -152,10 +159,15 @@ int64_t read_packets(AVFormatContext& container, const AVStream& stream, const M
                                                                                     : packet->dts;
       LS_CHECK(entry.pts != AV_NOPTS_VALUE, DataError,
                "{}: packet {} has no presentation time; remux the video to MP4", file, number);
+      // Sums of times below stay in range whatever a damaged file states.
+      const int64_t duration = std::clamp<int64_t>(packet->duration, 0, kMostTime);
+      LS_CHECK(is_honest_time(entry.pts), DataError,
+               "{}: packet {} has the presentation time {}; the file is damaged", file, number,
+               entry.pts);
+      if (!is_honest_time(entry.dts)) entry.dts = AV_NOPTS_VALUE;
       h264.note(*packet, entry);
       locate_bytes(*packet, mapping, entry, index.stored);
-      if (!entry.is_discarded)
-        end = std::max(end, entry.pts + std::max<int64_t>(packet->duration, 0));
+      if (!entry.is_discarded) end = std::max(end, entry.pts + duration);
       index.packets.push_back(entry);
     }
     av_packet_unref(packet.get());
