@@ -144,7 +144,9 @@ void compare_column(const Feature& feature, const FeatureStats& stored, const Co
 /// that no picture has.
 void compare_camera(const std::string& camera, const FeatureStats& stored,
                     const CameraPixels& pixels, Findings& findings) {
-  if (pixels.stats.num_pixels() == 0 || stored.mean.size() != 3) return;
+  constexpr int64_t kFewPixels = 32 * 32;  // a picture of so few shows one colour
+  if (pixels.stats.num_pixels() <= pixels.num_frames * kFewPixels) return;
+  if (stored.mean.size() != 3) return;
   const FullStats found = pixels.stats.result(pixels.num_frames);
   for (size_t c = 0; c < 3; ++c) {
     const double mean = stored.mean[c];
