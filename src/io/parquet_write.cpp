@@ -171,6 +171,7 @@ struct SourceFile {
   std::unique_ptr<parquet::arrow::FileReader> reader;
   std::shared_ptr<arrow::Schema> schema;
   std::vector<int64_t> group_begin;  // first row of each row group, and the number of rows
+  std::vector<std::pair<int, TablePtr>> recent;
 
   explicit SourceFile(const std::filesystem::path& file) : path(file) {
     const char* what = "the table cannot be read";
@@ -192,8 +193,24 @@ struct SourceFile {
     });
   }
 
+  /// A row group. The last two are kept: episodes that follow each other often share one.
+  TablePtr group(int number) {
+    for (const auto& [known, table] : recent) {
+      if (known == number) return table;
+    }
+    TablePtr table;
+    const char* what = "the table is damaged";
+    guarded(path, what, [&] {
+      table = take(reader->ReadRowGroup(number), path, what);
+      check(table->ValidateFull(), path, what);
+    });
+    if (recent.size() == 2) recent.erase(recent.begin());
+    recent.emplace_back(number, table);
+    return table;
+  }
+
   /// Rows in the given order, with the row groups that hold them read and no others.
-  TablePtr rows(std::span<const int64_t> wanted) const {
+  TablePtr rows(std::span<const int64_t> wanted) {
     const auto [low, high] = std::minmax_element(wanted.begin(), wanted.end());
     LS_CHECK(*low >= 0 && *high < group_begin.back(), DataError,
              "{}: row {} is asked for, it has {}", path.string(), *low < 0 ? *low : *high,
@@ -205,12 +222,10 @@ struct SourceFile {
     };
     std::vector<int> groups;
     for (int group = group_of(*low); group <= group_of(*high); ++group) groups.push_back(group);
-    TablePtr table;
     const char* what = "the table is damaged";
-    guarded(path, what, [&] {
-      table = take(reader->ReadRowGroups(groups), path, what);
-      check(table->ValidateFull(), path, what);
-    });
+    std::vector<TablePtr> parts;
+    for (const int number : groups) parts.push_back(group(number));
+    const TablePtr table = take(arrow::ConcatenateTables(parts), path, what);
     const int64_t begin = group_begin[static_cast<size_t>(groups.front())];
     bool in_order = true;
     for (size_t i = 1; i < wanted.size(); ++i) in_order &= wanted[i] == wanted[i - 1] + 1;

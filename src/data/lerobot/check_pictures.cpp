@@ -93,6 +93,7 @@ struct Context {
 
 void judge_episode(const Context& context, const std::string& camera, const EpisodeRecord& episode,
                    const PictureWatch& watch, Findings& findings) {
+  if (!watch.is_judged()) return;
   const std::string place = fmt::format("{}, episode {}", camera, episode.index);
   if (2 * watch.num_black() > watch.num_frames()) {
     findings.warn("camera-black", place,

@@ -61,7 +61,7 @@ void PictureWatch::add(std::span<const uint8_t> rgb) {
   }
   const double mean = total / static_cast<double>(3 * height_ * width_);
   const bool black = mean < kBlackMean && brightest < kBrightBlock;
-  bool flat = num_blocks >= 4;  // a picture of a few pixels says nothing
+  bool flat = true;
   for (size_t c = 0; c < 3; ++c) flat = flat && high[c] - low[c] <= kFlatLevels;
   if (black) ++num_black_;
   if (flat && !black) ++num_flat_;

@@ -1,6 +1,7 @@
 #pragma once
 // Tells whether the pictures of an episode change, and whether they show anything.
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -11,9 +12,11 @@ namespace longship::data::lerobot {
 class PictureWatch {
  public:
   /// Two pictures are the same when no block of 8x8 pixels differs by more than this on average.
-  /// What a lossy codec does to a still picture stays below; a finger's breadth that moves does
+  /// What a lossy codec does to a still picture stays below; whatever moves through a block does
   /// not.
-  static constexpr double kSameLevels = 6;
+  static constexpr double kSameLevels = 2;
+  /// Pictures with a shorter side are not judged: a few rows say nothing.
+  static constexpr int64_t kSmallestSide = 32;
   /// A picture is black below this mean, with no block brighter than kBrightBlock.
   static constexpr double kBlackMean = 8;
   static constexpr double kBrightBlock = 24;
@@ -24,6 +27,7 @@ class PictureWatch {
   /// rgb: [height, width, 3].
   void add(std::span<const uint8_t> rgb);
 
+  bool is_judged() const { return std::min(height_, width_) >= kSmallestSide; }
   int64_t num_frames() const { return num_frames_; }
   int64_t num_black() const { return num_black_; }
   int64_t num_flat() const { return num_flat_; }

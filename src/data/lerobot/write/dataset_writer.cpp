@@ -130,9 +130,12 @@ WriteSummary split_dataset(const fs::path& source, const fs::path& target,
   }
   Selection selection{opened.get(), {}};
   for (const int64_t index : wanted) {
-    const auto found = std::find_if(records.begin(), records.end(),
-                                    [&](const EpisodeRecord& r) { return r.index == index; });
-    LS_CHECK(found != records.end(), ConfigError,
+    // Records are sorted by their index.
+    const auto found = std::lower_bound(records.begin(), records.end(), index,
+                                        [](const EpisodeRecord& record, int64_t wanted_index) {
+                                          return record.index < wanted_index;
+                                        });
+    LS_CHECK(found != records.end() && found->index == index, ConfigError,
              "--episodes: there is no episode {} in {}; it has {} episodes, {} .. {}", index,
              source.string(), records.size(), records.front().index, records.back().index);
     LS_CHECK(found->length > 0, ConfigError, "--episodes: episode {} of {} is empty", index,
