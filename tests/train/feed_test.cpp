@@ -28,7 +28,9 @@ class Refusing : public models::Transform {
       std::span<const std::unique_ptr<Item>> items) const override {
     return inner_.collate(items);
   }
-  at::Tensor denormalise_actions(const at::Tensor& actions) const override { return actions; }
+  at::Tensor denormalise_actions(const at::Tensor& actions, const models::Batch*) const override {
+    return actions;
+  }
   void check_dataset(const data::Dataset&) const override {}
 
  private:
