@@ -114,9 +114,9 @@ double draw_camera(const Dataset& dataset, const Episode& episode, const std::st
         "<image x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\" "
         "href=\"data:image/png;base64,{}\"/>\n",
         x, y, cell, height, base64(io::encode_png(picture.rgb, picture.height, picture.width)));
-    svg += text_at(
-        x, y + height + 13, 11, "#555555",
-        fmt::format("{}  {:.2f} s", frames[i], static_cast<double>(frames[i]) / dataset.fps()));
+    svg += text_at(x, y + height + 13, 11, "#555555",
+                   fmt::format("frame {}, {:.2f} s", frames[i],
+                               static_cast<double>(frames[i]) / dataset.fps()));
   }
   return 22 + tallest + 24;
 }
