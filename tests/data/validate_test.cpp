@@ -123,14 +123,14 @@ TEST(ValidateDataset, StoredStatisticsAreComparedWithRowsAndPictures) {
   const fs::path root = copy_of("two_cam_v30", "stats_differ");
   auto stats = parse_ordered_json_text(read_file(root / "meta/stats.json", 10 << 20), "stats.json");
   stats["action"]["mean"][3] = stats["action"]["mean"][3].get<double>() + 0.5;
-  stats["phase"]["max"][0] = 9;
+  stats["phase"]["max"][0] = 90;
   stats["observation.images.cam_high"]["mean"][1][0][0] = 90.0;  // of 255
   std::ofstream(root / "meta/stats.json") << stats.dump();
   const auto differ = of_code(validate_dataset(root).findings, "stats-differ");
   const std::string text = lines(differ);
   EXPECT_EQ(differ.size(), 3u) << text;
   EXPECT_THAT(text, HasSubstr("action[3]: mean of meta/stats.json is"));
-  EXPECT_THAT(text, HasSubstr("phase[0]: max of meta/stats.json is 9, the rows say 3"));
+  EXPECT_THAT(text, HasSubstr("phase[0]: max of meta/stats.json is 90, the rows say 7"));
   EXPECT_THAT(text, HasSubstr("observation.images.cam_high channel 1"));
 }
 
