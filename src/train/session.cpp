@@ -125,8 +125,9 @@ DatasetIdentity identify(const data::Dataset& dataset, const std::vector<std::st
     identify_one(dataset, "", columns, out);
     return out;
   }
-  for (const data::MixturePart& part : mixture->parts()) {
-    identify_one(*part.dataset, part.name, columns, out);
+  // By place, not by name: a folder may be renamed.
+  for (size_t p = 0; p < mixture->parts().size(); ++p) {
+    identify_one(*mixture->parts()[p].dataset, fmt::format("datasets.{}", p), columns, out);
   }
   return out;
 }

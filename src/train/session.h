@@ -17,7 +17,7 @@
 namespace longship::train {
 
 /// What training depends on of the datasets, but pixels, aspect by aspect in words and hashes:
-/// ("pusht episodes", "206 episodes, 25650 frames, 1f0c..."). Aspects: format, rate, episodes,
+/// ("datasets.1 episodes", "206 episodes, 25650 frames, 1f0c..."). Aspects: format, rate, episodes,
 /// features, tasks, statistics, values (of the state and the actions); of a mixture for each of its
 /// datasets.
 using DatasetIdentity = std::vector<std::pair<std::string, std::string>>;
@@ -25,7 +25,7 @@ DatasetIdentity identify(const data::Dataset& dataset, const std::vector<std::st
 
 /// SHA-256 over an identity.
 std::string fingerprint(const DatasetIdentity& identity);
-/// "pusht episodes: A -> B" for every aspect that differs.
+/// "datasets.1 episodes: A -> B" for every aspect that differs.
 std::vector<std::string> differences(const DatasetIdentity& before, const DatasetIdentity& after);
 
 /// A dataset with the statistics of a checkpoint in place of its own, so that a model sees other

@@ -83,8 +83,8 @@ TEST(PromptOverflow, ErrorComesWithAHistogramAndTheLimitThatHoldsAll) {
     most = std::max(most, wide.prompt_tokens(words(400), state_of(wide, d, id)).size());
   }
   const std::string message =
-      error_of([&] { Pi05Transform(options("error", 200), d).check_dataset(d); });
-  EXPECT_THAT(message, AllOf(HasSubstr("1 task text(s)"), HasSubstr("the limit is 200"),
+      error_of([&] { Pi05Transform(options("error", 280), d).check_dataset(d); });
+  EXPECT_THAT(message, AllOf(HasSubstr("1 task text(s)"), HasSubstr("the limit is 280"),
                              HasSubstr("tasks: "), HasSubstr("holds all"), HasSubstr("trim_task")));
   // The limit that it names is enough, and the longest prompt needs no more.
   const size_t at = message.find("a limit of ");
@@ -97,7 +97,7 @@ TEST(PromptOverflow, ErrorComesWithAHistogramAndTheLimitThatHoldsAll) {
 TEST(PromptOverflow, TrimShortensTheTaskOnlyAndAtAWord) {
   const FakeDataset d = dataset({words(10), words(400), "x" + std::string(900, 'q')});
   const Pi05Transform wide(options("error", 100000), d);
-  for (const int64_t limit : {120, 150, 200}) {
+  for (const int64_t limit : {180, 220, 300}) {
     const Pi05Transform t(options("trim_task", limit), d);
     EXPECT_NO_THROW(t.check_dataset(d));
     for (int64_t id = 0; id < d.size(); ++id) {

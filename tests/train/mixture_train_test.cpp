@@ -183,9 +183,9 @@ TEST_F(MixtureTrain, AChangedDatasetIsNamedOnResume) {
   const std::string episodes = message_of<ConfigError>([&] {
     run_on(r, mixture(r, {{12, 9, 15}, {11, 8, 20}, {40, 4}}));
   });
-  EXPECT_THAT(episodes, AllOf(HasSubstr("b_2 episodes: 2 episodes, 43 frames"),
-                              HasSubstr("-> 2 episodes, 44 frames"), HasSubstr("b_2 values"),
-                              Not(HasSubstr("a episodes")), Not(HasSubstr("b_2 tasks"))));
+  EXPECT_THAT(episodes, AllOf(HasSubstr("datasets.2 episodes: 2 episodes, 43 frames"),
+                              HasSubstr("-> 2 episodes, 44 frames"), HasSubstr("datasets.2 values"),
+                              Not(HasSubstr("datasets.0 ")), Not(HasSubstr("datasets.2 tasks"))));
   EXPECT_EQ(run_on(r, mixture(r)).step, 20);
 }
 
