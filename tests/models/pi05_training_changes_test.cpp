@@ -207,9 +207,9 @@ TEST(RelativeActions, AreNormalisedByChunkStatisticsAndComeBackAbsolute) {
     o.delta.runs = {2, -1};
     const Pi05Transform t(o, d);
     EXPECT_THAT(t.delta_mask(), ElementsAre(1, 1));
-    ASSERT_EQ(t.own_stats().size(), 1u);
-    const auto& [name, stats] = *t.own_stats().begin();
-    EXPECT_EQ(name, "action relative(2) horizon(4)");
+    const auto own = t.own_stats();
+    ASSERT_EQ(own.size(), 1u);
+    EXPECT_EQ(own.begin()->first, "action relative(2) horizon(4)");
     const auto b = batch_of(t, d, {0, 7, 10}, std::nullopt);
     // Frame 7: action[t][0] = 10 t, state[0] = 8 t + t % 3; rows past the end repeat frame 8.
     std::vector<float> row = {70 - 57.0F, 70 + 3 + 49 - (16 * 7 + 1.0F), 76}, want(3);
