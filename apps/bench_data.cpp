@@ -4,6 +4,7 @@
 #include <fmt/core.h>
 
 #include <CLI/CLI.hpp>
+#include <charconv>
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -13,6 +14,7 @@
 #include "base/error.h"
 #include "base/fs.h"
 #include "base/log.h"
+#include "base/strings.h"
 #include "data/lerobot/lerobot_dataset.h"
 #include "models/spec.h"
 #include "train/bench_data.h"
@@ -59,6 +61,20 @@ int run(const Options& options) {
   return 0;
 }
 
+/// "1,2,4" as numbers.
+std::vector<int64_t> numbers_of(const std::string& text) {
+  std::vector<int64_t> out;
+  for (const std::string& part : split(text, ',')) {
+    int64_t number = 0;
+    const auto [end, fault] = std::from_chars(part.data(), part.data() + part.size(), number);
+    if (fault != std::errc() || end != part.data() + part.size()) {
+      throw CLI::ValidationError("--threads", fmt::format("'{}' is no whole number", part));
+    }
+    out.push_back(number);
+  }
+  return out;
+}
+
 }  // namespace
 
 void add_bench_data_command(CLI::App& bench, std::function<int()>& action) {
@@ -73,12 +89,13 @@ void add_bench_data_command(CLI::App& bench, std::function<int()>& action) {
                       "Write the report to this file; '-': standard output, and nothing else");
   command->add_flag("--dataset-only", options->dataset_only,
                     "Without the model: one frame per camera and an action chunk per sample");
+  // One word, so that overrides may follow it.
   command
-      ->add_option("--threads", options->bench.threads,
-                   "Numbers of worker threads to measure, e.g. 1,2,4")
-      ->delimiter(',')
-      ->expected(1)
-      ->capture_default_str();
+      ->add_option_function<std::string>(
+          "--threads",
+          [options](const std::string& text) { options->bench.threads = numbers_of(text); },
+          "Numbers of worker threads to measure, e.g. 1,2,4")
+      ->default_str("1,2");
   command->add_option("--seconds", options->bench.seconds, "Length of a window")
       ->capture_default_str();
   command->add_option("--windows", options->bench.windows, "Windows per number of threads")
