@@ -4,10 +4,10 @@
 #include <fmt/core.h>
 
 #include <CLI/CLI.hpp>
-#include <charconv>
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -65,12 +65,11 @@ int run(const Options& options) {
 std::vector<int64_t> numbers_of(const std::string& text) {
   std::vector<int64_t> out;
   for (const std::string& part : split(text, ',')) {
-    int64_t number = 0;
-    const auto [end, fault] = std::from_chars(part.data(), part.data() + part.size(), number);
-    if (fault != std::errc() || end != part.data() + part.size()) {
+    const std::optional<int64_t> number = parse_whole_number(part);
+    if (!number) {
       throw CLI::ValidationError("--threads", fmt::format("'{}' is no whole number", part));
     }
-    out.push_back(number);
+    out.push_back(*number);
   }
   return out;
 }

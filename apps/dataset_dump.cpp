@@ -3,7 +3,6 @@
 #include <ATen/ops/from_blob.h>
 #include <fmt/core.h>
 
-#include <charconv>
 #include <cstring>
 #include <filesystem>
 #include <memory>
@@ -33,13 +32,12 @@ std::vector<int64_t> parse_samples(const std::string& text, int64_t size) {
   std::vector<int64_t> ids;
   for (const std::string& part : split(text, ',')) {
     const std::string_view item = trim(part);
-    int64_t id = -1;
-    const auto [end, code] = std::from_chars(item.data(), item.data() + item.size(), id);
-    LS_CHECK(code == std::errc{} && end == item.data() + item.size(), ConfigError,
+    const std::optional<int64_t> id = parse_whole_number(item);
+    LS_CHECK(id.has_value(), ConfigError,
              "--samples: '{}' is no number; write samples such as 0,5,100", printable(part));
-    LS_CHECK(id >= 0 && id < size, ConfigError,
-             "--samples: there is no sample {}; the dataset has samples 0 .. {}", id, size - 1);
-    ids.push_back(id);
+    LS_CHECK(*id >= 0 && *id < size, ConfigError,
+             "--samples: there is no sample {}; the dataset has samples 0 .. {}", *id, size - 1);
+    ids.push_back(*id);
   }
   return ids;
 }

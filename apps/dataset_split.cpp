@@ -1,5 +1,4 @@
 // longship dataset split: some episodes as a dataset of their own.
-#include <charconv>
 #include <memory>
 #include <string>
 #include <vector>
@@ -18,12 +17,11 @@ struct Options {
 };
 
 int64_t parse_number(std::string_view text, std::string_view all) {
-  int64_t value = -1;
-  const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), value);
-  LS_CHECK(code == std::errc{} && end == text.data() + text.size() && value >= 0, ConfigError,
+  const std::optional<int64_t> value = parse_whole_number(text);
+  LS_CHECK(value && *value >= 0, ConfigError,
            "--episodes: '{}' in '{}' is no episode; write numbers and ranges such as 0,3,5-9", text,
            all);
-  return value;
+  return *value;
 }
 
 std::vector<int64_t> parse_episodes(const std::string& text) {

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -17,6 +18,9 @@ bool matches_glob(std::string_view pattern, std::string_view text);
 std::string join(const std::vector<std::string>& parts, std::string_view separator);
 /// Without spaces, tabs and line ends at both ends.
 std::string_view trim(std::string_view text);
+/// A whole text of decimal digits, with '-' before them where it is negative; nothing for any other
+/// text or a number beyond 64 bits.
+std::optional<int64_t> parse_whole_number(std::string_view text);
 /// Fewest single-byte insertions, deletions and replacements.
 int64_t levenshtein(std::string_view a, std::string_view b);
 

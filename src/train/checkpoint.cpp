@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <charconv>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -28,13 +27,8 @@ constexpr uint64_t kSlackBytes = uint64_t{4} << 20;
 std::optional<int64_t> step_of(const fs::path& folder) {
   const std::string name = folder.filename().string();
   if (!name.starts_with("step_")) return std::nullopt;
-  int64_t step = 0;
-  const char* begin = name.data() + 5;
-  const char* end = name.data() + name.size();
-  const auto result = std::from_chars(begin, end, step);
-  if (result.ec != std::errc() || result.ptr != end || begin == end || step < 0)
-    return std::nullopt;
-  return step;
+  const std::optional<int64_t> step = parse_whole_number(std::string_view(name).substr(5));
+  return step && *step >= 0 ? step : std::nullopt;
 }
 
 // Relative paths of all files below a folder but for the manifest, sorted.

@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <map>
 #include <memory>
@@ -305,11 +304,8 @@ std::vector<int64_t> parse_episodes(const std::string& text, const data::Dataset
                     text, reason));
   };
   const auto number = [&](std::string_view digits) {
-    int64_t value = -1;
-    const auto result = std::from_chars(digits.data(), digits.data() + digits.size(), value);
-    if (result.ec != std::errc() || result.ptr != digits.data() + digits.size() || value < 0) {
-      bad(fmt::format("has '{}' where a number is expected", digits));
-    }
+    const int64_t value = parse_whole_number(digits).value_or(-1);
+    if (value < 0) bad(fmt::format("has '{}' where a number is expected", digits));
     return value;
   };
   const auto count = static_cast<int64_t>(dataset.episodes().size());

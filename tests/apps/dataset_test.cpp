@@ -100,15 +100,8 @@ TEST_P(DatasetCase, StopsTheStartOfTrainingOrDoesNot) {
   fs::remove_all(broken.root);
 }
 
-std::string test_name(const ::testing::TestParamInfo<std::string>& info) {
-  std::string name = info.param;
-  std::replace_if(
-      name.begin(), name.end(), [](char c) { return !std::isalnum(static_cast<unsigned char>(c)); },
-      '_');
-  return name;
-}
-
-INSTANTIATE_TEST_SUITE_P(Cases, DatasetCase, ::testing::ValuesIn(broken_case_names()), test_name);
+INSTANTIATE_TEST_SUITE_P(Cases, DatasetCase, ::testing::ValuesIn(broken_case_names()),
+                         longship::testing::broken_test_name);
 
 TEST(DatasetHelp, ListsEveryCommandAndEachExplainsItself) {
   const ProcessResult group = dataset({"--help"});

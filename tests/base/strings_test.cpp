@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include "base/progress.h"
 
 namespace longship {
@@ -58,6 +60,15 @@ TEST(Strings, HumanDurations) {
   EXPECT_EQ(human_duration(245), "4 min 05 s");
   EXPECT_EQ(human_duration(2 * 3600 + 3 * 60), "2 h 03 min");
   EXPECT_EQ(human_duration(76 * 3600), "3 d 04 h");
+}
+
+TEST(Strings, WholeNumbers) {
+  EXPECT_EQ(parse_whole_number("0"), 0);
+  EXPECT_EQ(parse_whole_number("-12"), -12);
+  EXPECT_EQ(parse_whole_number("9223372036854775807"), std::numeric_limits<int64_t>::max());
+  for (const char* text : {"", "-", "+1", " 1", "1 ", "1.0", "0x1", "9223372036854775808"}) {
+    EXPECT_FALSE(parse_whole_number(text).has_value()) << text;
+  }
 }
 
 TEST(Progress, Line) {

@@ -1,6 +1,7 @@
 #include "data/broken_case.h"
 
 #include <algorithm>
+#include <cctype>
 #include <nlohmann/json.hpp>
 
 #include "base/json.h"
@@ -17,6 +18,14 @@ std::vector<std::string> broken_case_names() {
   }
   std::sort(names.begin(), names.end());
   return names;
+}
+
+std::string broken_test_name(const ::testing::TestParamInfo<std::string>& info) {
+  std::string name = info.param;
+  std::replace_if(
+      name.begin(), name.end(), [](char c) { return !std::isalnum(static_cast<unsigned char>(c)); },
+      '_');
+  return name;
 }
 
 BrokenCase build_broken_case(const std::string& id) {

@@ -2,6 +2,8 @@
 // Builds a damaged dataset from its difference to a base, as apply_case.py does, and reads bar
 // codes off its pictures.
 
+#include <gtest/gtest.h>
+
 #include <cstdint>
 #include <filesystem>
 #include <string>
@@ -23,6 +25,8 @@ struct BrokenCase {
 
 /// Names of all cases.
 std::vector<std::string> broken_case_names();
+/// A case's name as the name of a parameterised test.
+std::string broken_test_name(const ::testing::TestParamInfo<std::string>& info);
 /// Copies the base to a scratch folder, removes and lays over.
 BrokenCase build_broken_case(const std::string& id);
 

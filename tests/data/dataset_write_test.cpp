@@ -233,16 +233,8 @@ TEST_P(ConvertBroken, GivesTheSameSamples) {
   fs::remove_all(root.parent_path());
 }
 
-std::string test_name(const ::testing::TestParamInfo<std::string>& info) {
-  std::string name = info.param;
-  std::replace_if(
-      name.begin(), name.end(), [](char c) { return !std::isalnum(static_cast<unsigned char>(c)); },
-      '_');
-  return name;
-}
-
 INSTANTIATE_TEST_SUITE_P(Cases, ConvertBroken, ::testing::ValuesIn(testing::broken_case_names()),
-                         test_name);
+                         longship::testing::broken_test_name);
 
 TEST(ConvertDataset, DepthStaysExact) {
   const testing::BrokenCase broken = testing::build_broken_case("depth-ffv1-gray16-mkv");

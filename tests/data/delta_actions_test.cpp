@@ -13,6 +13,7 @@
 #include "data/lerobot/lerobot_dataset.h"
 #include "data/stats.h"
 #include "data/table_dataset.h"
+#include "support/expect_error.h"
 #include "support/paths.h"
 
 namespace longship::data {
@@ -22,16 +23,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using testing::TableDataset;
 
-template <class E, class F>
-std::string error_of(F&& f) {
-  try {
-    f();
-  } catch (const E& error) {
-    return error.what();
-  }
-  ADD_FAILURE() << "nothing was thrown";
-  return {};
-}
+using longship::testing::message_of;
 
 TableDataset random_dataset(int64_t action_width = 3, int64_t state_width = 4) {
   return TableDataset({5, 1, 9}, {{"action", action_width}, {"observation.state", state_width}},
@@ -174,7 +166,7 @@ TEST(DeltaActions, StoredChunkStatsAreUsedOnlyForTheirOwnMaskAndHorizon) {
   EXPECT_NE(completed_chunk_stats(dataset, spec).min, stored.min);
   spec.horizon = 2;
   dataset.stats_[chunk_stats_key(spec)].q99 = {1};
-  EXPECT_THAT(error_of<DataError>([&] { completed_chunk_stats(dataset, spec); }),
+  EXPECT_THAT(message_of<DataError>([&] { completed_chunk_stats(dataset, spec); }),
               HasSubstr("have 1 numbers, the feature 'action' has 3"));
 }
 
@@ -185,31 +177,34 @@ TEST(DeltaActions, ChoiceByRunsAndByName) {
   };
   EXPECT_TRUE(resolve({}).empty());
   EXPECT_THAT(resolve({{2, -1}, {}}), ElementsAre(1, 1));
-  EXPECT_THAT(error_of<ConfigError>([&] {
+  EXPECT_THAT(message_of<ConfigError>([&] {
                 resolve({{2, -2}, {}});
               }),
               HasSubstr("[2, -2] names 4 dimensions, 'action' of table has 3"));
-  EXPECT_THAT(error_of<ConfigError>([&] {
+  EXPECT_THAT(message_of<ConfigError>([&] {
                 resolve({{-3}, {}});
               }),
               HasSubstr("no dimension is relative"));
-  EXPECT_THAT(error_of<ConfigError>([&] { resolve({{1}, {"x"}}); }), HasSubstr("give one of them"));
-  EXPECT_THAT(error_of<DataError>([&] {
+  EXPECT_THAT(message_of<ConfigError>([&] {
+                resolve({{1}, {"x"}});
+              }),
+              HasSubstr("give one of them"));
+  EXPECT_THAT(message_of<DataError>([&] {
                 resolve({{}, {"gripper"}});
               }),
               HasSubstr("lists 0 names for 3 dimensions"));
   dataset.features_[0].dim_names = {"shoulder", "Left_Gripper.pos", "elbow"};
   EXPECT_THAT(resolve({{}, {"gripper"}}), ElementsAre(1, 0, 1));
-  EXPECT_THAT(error_of<ConfigError>([&] {
+  EXPECT_THAT(message_of<ConfigError>([&] {
                 resolve({{}, {"gripper", "wrist"}});
               }),
               HasSubstr("'wrist' is part of no dimension name"));
   const TableDataset narrow = random_dataset(3, 2);
-  EXPECT_THAT(error_of<DataError>([&] {
+  EXPECT_THAT(message_of<DataError>([&] {
                 resolve_delta_mask({{3}, {}}, narrow, "action", "observation.state");
               }),
               HasSubstr("dimension 2 of 'action' cannot be relative"));
-  EXPECT_THAT(error_of<DataError>([&] {
+  EXPECT_THAT(message_of<DataError>([&] {
                 resolve_delta_mask({{1}, {}}, narrow, "action", "nothing");
               }),
               HasSubstr("need the state feature 'nothing'"));
@@ -220,7 +215,7 @@ TEST(DeltaActions, ChunksNameTheBadNumber) {
   dataset.values_["observation.state"][(6 + 3) * 4 + 2] = std::nanf("");
   ChunkSpec spec;
   spec.mask = {1};
-  EXPECT_THAT(error_of<DataError>([&] { chunk_stats(dataset, spec); }),
+  EXPECT_THAT(message_of<DataError>([&] { chunk_stats(dataset, spec); }),
               HasSubstr("episode 12 frame 3: observation.state[2] is nan"));
 }
 

@@ -140,16 +140,8 @@ TEST_P(BrokenCaseTest, IsAnsweredAsTheCatalogueSays) {
   std::filesystem::remove_all(broken.root);
 }
 
-std::string test_name(const ::testing::TestParamInfo<std::string>& info) {
-  std::string name = info.param;
-  std::replace_if(
-      name.begin(), name.end(), [](char c) { return !std::isalnum(static_cast<unsigned char>(c)); },
-      '_');
-  return name;
-}
-
 INSTANTIATE_TEST_SUITE_P(Cases, BrokenCaseTest, ::testing::ValuesIn(testing::broken_case_names()),
-                         test_name);
+                         longship::testing::broken_test_name);
 
 TEST(BrokenCaseDepth, IsRefusedAsAColourCamera) {
   const BrokenCase broken = testing::build_broken_case("depth-ffv1-gray16-mkv");

@@ -12,6 +12,7 @@
 #include "data/mapped_dataset.h"
 #include "data/mixture.h"
 #include "data/split.h"
+#include "support/expect_error.h"
 
 namespace longship::data {
 namespace {
@@ -59,15 +60,7 @@ DatasetMapping joint_names() {
   return mapping;
 }
 
-template <class E = ConfigError>
-std::string message_of(const std::function<void()>& run) {
-  try {
-    run();
-  } catch (const E& error) {
-    return error.what();
-  }
-  return "no error";
-}
+using longship::testing::message_of;
 
 TEST(MappedDataset, RenamesColumnsAndTheirStatistics) {
   const auto mapped = map_dataset(robot("a", {3, 4}, 2), joint_names());
@@ -130,17 +123,17 @@ TEST(MappedDataset, CamerasAppearUnderTheirSlots) {
 TEST(MappedDataset, FaultsNameKeyAndNames) {
   DatasetMapping mapping = joint_names();
   mapping.keys.emplace_back("x", "obs.joint");
-  EXPECT_THAT(message_of([&] { map_dataset(robot("a", {3}, 2), mapping); }),
+  EXPECT_THAT(message_of<ConfigError>([&] { map_dataset(robot("a", {3}, 2), mapping); }),
               ::testing::AllOf(HasSubstr("data.datasets.0.keys"), HasSubstr("'obs.joint'"),
                                HasSubstr("obs.joints")));
   mapping = joint_names();
   mapping.cameras = {{"base", "observation.images.front"}};
   EXPECT_THAT(
-      message_of([&] { map_dataset(robot("a", {3}, 2), mapping); }),
+      message_of<ConfigError>([&] { map_dataset(robot("a", {3}, 2), mapping); }),
       ::testing::AllOf(HasSubstr("data.datasets.0.cameras"), HasSubstr("observation.images.front"),
                        HasSubstr("observation.images.top, observation.images.wrist")));
   mapping.cameras = {{"base", ""}};
-  EXPECT_THAT(message_of([&] { map_dataset(robot("a", {3}, 2), mapping); }),
+  EXPECT_THAT(message_of<ConfigError>([&] { map_dataset(robot("a", {3}, 2), mapping); }),
               HasSubstr("leaves every slot"));
   mapping = joint_names();
   FeatureStats of_another;
@@ -237,11 +230,12 @@ TEST(Mixture, RefusesDimensionsAndNamesThatDoNotFit) {
     parts[1].state_dims = std::move(dims);
     MixtureDataset(std::move(parts), "observation.state", "action");
   };
-  EXPECT_THAT(message_of([&] { build({}, "a"); }), HasSubstr("two datasets have the name 'a'"));
-  EXPECT_THAT(message_of([&] { build({0}, "b"); }),
+  EXPECT_THAT(message_of<ConfigError>([&] { build({}, "a"); }),
+              HasSubstr("two datasets have the name 'a'"));
+  EXPECT_THAT(message_of<ConfigError>([&] { build({0}, "b"); }),
               ::testing::AllOf(HasSubstr("data.datasets.1.state_dims has 1"), HasSubstr("has 2")));
-  EXPECT_THAT(message_of([&] { build({1, 1}, "b"); }), HasSubstr("place 1 to two"));
-  EXPECT_THAT(message_of([&] { build({1, -1}, "b"); }), HasSubstr("-1 is no place"));
+  EXPECT_THAT(message_of<ConfigError>([&] { build({1, 1}, "b"); }), HasSubstr("place 1 to two"));
+  EXPECT_THAT(message_of<ConfigError>([&] { build({1, -1}, "b"); }), HasSubstr("-1 is no place"));
 }
 
 std::shared_ptr<testing::FakeDataset> faulty() {
@@ -310,17 +304,17 @@ TEST(EpisodeSubset, IsTheWholeSetFiltered) {
   EXPECT_THAT(split.val_episodes, ElementsAre(1));
   EXPECT_THAT(split.train_episodes, ElementsAre(0));
   for (const int64_t none : {99, -1}) {
-    EXPECT_THAT(message_of([&] {
+    EXPECT_THAT(message_of<ConfigError>([&] {
                   split_by_episode(*dataset, {}, {1, none});
                 }),
                 ::testing::AllOf(HasSubstr("data.episodes names episode " + std::to_string(none)),
                                  HasSubstr("0 .. 2")));
   }
-  EXPECT_THAT(message_of([&] {
+  EXPECT_THAT(message_of<ConfigError>([&] {
                 split_by_episode(*dataset, {0, {2}, true}, {0, 1});
               }),
               HasSubstr("leaves out"));
-  EXPECT_THAT(message_of([&] {
+  EXPECT_THAT(message_of<ConfigError>([&] {
                 split_by_episode(*dataset, {1, {}, false}, {1});
               }),
               HasSubstr("nothing is left"));

@@ -15,6 +15,7 @@
 #include "data/golden_arrays.h"
 #include "data/rank_view.h"
 #include "data/sampler.h"
+#include "support/expect_error.h"
 
 namespace longship::data {
 namespace {
@@ -48,14 +49,7 @@ std::vector<int64_t> sorted(std::vector<int64_t> ids) {
   return ids;
 }
 
-std::string message_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
-  return "no error";
-}
+using longship::testing::message_of;
 
 TEST(IdRanges, JoinsNeighboursAndKeepsTheOrder) {
   const IdRanges ids(std::vector<int64_t>{5, 6, 7, 2, 3, 9});
@@ -121,8 +115,14 @@ TEST(BlockShuffle, ReadsFewEpisodesAtATime) {
 }
 
 TEST(BlockShuffle, RefusesNonsense) {
-  EXPECT_THAT(message_of([] { BlockShuffle({{0, 0}}, 4, 1); }), HasSubstr("no samples"));
-  EXPECT_THAT(message_of([] { BlockShuffle({{0, 3}}, 0, 1); }), HasSubstr("data.block_episodes"));
+  EXPECT_THAT(message_of<ConfigError>([] {
+                BlockShuffle({{0, 0}}, 4, 1);
+              }),
+              HasSubstr("no samples"));
+  EXPECT_THAT(message_of<ConfigError>([] {
+                BlockShuffle({{0, 3}}, 0, 1);
+              }),
+              HasSubstr("data.block_episodes"));
 }
 
 std::vector<std::shared_ptr<const SampleOrder>> three_parts(uint64_t seed) {
@@ -165,15 +165,15 @@ TEST(WeightedMix, AnyPositionCanBeAskedForFirst) {
 }
 
 TEST(WeightedMix, RefusesWeightsThatGiveNothing) {
-  EXPECT_THAT(message_of([] {
+  EXPECT_THAT(message_of<ConfigError>([] {
                 WeightedMix(three_parts(1), {1, 0, 1}, 1);
               }),
               HasSubstr("data.datasets.1.weight is 0"));
-  EXPECT_THAT(message_of([] {
+  EXPECT_THAT(message_of<ConfigError>([] {
                 WeightedMix(three_parts(1), {1, 1, -2}, 1);
               }),
               HasSubstr("data.datasets.2.weight is -2"));
-  EXPECT_THAT(message_of([] {
+  EXPECT_THAT(message_of<ConfigError>([] {
                 WeightedMix(three_parts(1), {1e9, 1, 1}, 1);
               }),
               HasSubstr("less than one sample in 65536"));
@@ -198,8 +198,9 @@ TEST(RankView, TheRanksTogetherAreOneRank) {
   // 28 samples in batches of 64: two or three of each, on every number of ranks.
   const ShuffledStream large(all_of({{0, 28}}), 42, 64);
   EXPECT_EQ(RankView(large, 1, 2).batch(3).size(), 32u);
-  EXPECT_THAT(message_of([&] { RankView(stream, 0, 9); }), HasSubstr("fewer than the 9 ranks"));
-  EXPECT_THAT(message_of([&] { RankView(stream, 2, 2); }), HasSubstr("rank 2 of 2"));
+  EXPECT_THAT(message_of<ConfigError>([&] { RankView(stream, 0, 9); }),
+              HasSubstr("fewer than the 9 ranks"));
+  EXPECT_THAT(message_of<ConfigError>([&] { RankView(stream, 2, 2); }), HasSubstr("rank 2 of 2"));
 }
 
 TEST(RankView, BalancesCostWithoutChangingTheBatch) {
@@ -227,7 +228,8 @@ TEST(RankView, BalancesCostWithoutChangingTheBatch) {
     balanced_worst += static_cast<double>(*std::max_element(balanced.begin(), balanced.end()));
   }
   EXPECT_LT(balanced_worst, 0.9 * plain_worst);
-  EXPECT_THAT(message_of([&] { RankView(stream, 0, 3, cost); }), HasSubstr("multiple of the 3"));
+  EXPECT_THAT(message_of<ConfigError>([&] { RankView(stream, 0, 3, cost); }),
+              HasSubstr("multiple of the 3"));
 }
 
 TEST(Balanced, OrderOfTheReference) {

@@ -3,8 +3,8 @@
 #include <random>
 
 #include "base/error.h"
-#include "expect_error.h"
 #include "io/parquet.h"
+#include "support/expect_error.h"
 #include "support/paths.h"
 
 namespace longship::io {

@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "base/error.h"
-#include "expect_error.h"
+#include "support/expect_error.h"
 #include "support/paths.h"
 
 namespace longship::io {

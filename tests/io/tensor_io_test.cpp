@@ -6,7 +6,7 @@
 #include <ATen/ops/zeros.h>
 
 #include "base/error.h"
-#include "expect_error.h"
+#include "support/expect_error.h"
 #include "support/paths.h"
 
 namespace longship::io {

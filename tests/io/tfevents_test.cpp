@@ -5,7 +5,7 @@
 #include <iterator>
 
 #include "base/error.h"
-#include "expect_error.h"
+#include "support/expect_error.h"
 #include "support/paths.h"
 
 namespace longship::io {

@@ -5,10 +5,10 @@
 #include <cmath>
 #include <cstring>
 
-#include "expect_error.h"
 #include "io/parquet.h"
 #include "io/safetensors.h"
 #include "io/video.h"
+#include "support/expect_error.h"
 #include "support/paths.h"
 #include "video_support.h"
 

@@ -6,9 +6,9 @@
 #include <utility>
 
 #include "base/error.h"
-#include "expect_error.h"
 #include "io/video.h"
 #include "io/video_ffmpeg.h"
+#include "support/expect_error.h"
 #include "support/paths.h"
 #include "video_support.h"
 

@@ -5,9 +5,9 @@
 #include <iterator>
 
 #include "base/error.h"
-#include "expect_error.h"
 #include "io/video.h"
 #include "io/video_h264.h"
+#include "support/expect_error.h"
 #include "support/paths.h"
 #include "video_support.h"
 

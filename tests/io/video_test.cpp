@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "base/error.h"
-#include "expect_error.h"
+#include "support/expect_error.h"
 #include "support/paths.h"
 #include "video_support.h"
 

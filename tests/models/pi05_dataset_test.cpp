@@ -11,6 +11,7 @@
 #include "data/broken_case.h"
 #include "data/lerobot/lerobot_dataset.h"
 #include "models/pi05/transform.h"
+#include "support/expect_error.h"
 #include "support/paths.h"
 
 namespace longship::models {
@@ -38,16 +39,7 @@ Pi05TransformOptions two_cameras() {
   return o;
 }
 
-template <class E>
-std::string error_of(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const E& e) {
-    return e.what();
-  }
-  ADD_FAILURE() << "no error";
-  return "";
-}
+using longship::testing::message_of;
 
 TEST(Pi05Dataset, PushT) {
   const auto dataset = data::open_lerobot(testing::dataset_path("pusht_v30"));
@@ -73,7 +65,7 @@ TEST(Pi05Dataset, CameraNamesThatAreNotTheModels) {
   const auto dataset = data::open_lerobot(built.root);
   Pi05TransformOptions o = options();
   o.slots = {"left", "right"};
-  EXPECT_THAT(error_of<ConfigError>([&] { Pi05Transform(o, *dataset); }),
+  EXPECT_THAT(message_of<ConfigError>([&] { Pi05Transform(o, *dataset); }),
               AllOf(HasSubstr("left, right"), HasSubstr("z_front"), HasSubstr("a_wrist")));
   o.cameras = {{"left", "observation.images.z_front"}, {"right", "observation.images.a_wrist"}};
   EXPECT_THAT(
@@ -103,7 +95,7 @@ TEST(Pi05Dataset, VeryLongTaskIsRefusedBeforeTheFirstStepWithTheTokensNeeded) {
   o.token_limit = 48;
   const Pi05Transform t(o, *dataset);
   EXPECT_THAT(
-      error_of<DataError>([&] { t.check_dataset(*dataset); }),
+      message_of<DataError>([&] { t.check_dataset(*dataset); }),
       AllOf(HasSubstr("the prompt needs "), HasSubstr("the limit is 48"), HasSubstr("episode")));
   o.token_limit = 100000;
   const Pi05Transform wide(o, *dataset);

@@ -9,6 +9,7 @@
 #include "data/golden_arrays.h"
 #include "models/pi05/prompt.h"
 #include "models/pi05/transform.h"
+#include "support/expect_error.h"
 
 namespace longship::models {
 namespace {
@@ -66,14 +67,7 @@ std::string words(int64_t count) {
   return text;
 }
 
-std::string error_of(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const DataError& error) {
-    return error.what();
-  }
-  return "no error";
-}
+using longship::testing::message_of;
 
 TEST(PromptOverflow, ErrorComesWithAHistogramAndTheLimitThatHoldsAll) {
   const FakeDataset d = dataset({words(10), words(47), words(48), words(49), words(400)});
@@ -83,7 +77,7 @@ TEST(PromptOverflow, ErrorComesWithAHistogramAndTheLimitThatHoldsAll) {
     most = std::max(most, wide.prompt_tokens(words(400), state_of(wide, d, id)).size());
   }
   const std::string message =
-      error_of([&] { Pi05Transform(options("error", 280), d).check_dataset(d); });
+      message_of<DataError>([&] { Pi05Transform(options("error", 280), d).check_dataset(d); });
   EXPECT_THAT(message, AllOf(HasSubstr("1 task text(s)"), HasSubstr("the limit is 280"),
                              HasSubstr("tasks: "), HasSubstr("holds all"), HasSubstr("trim_task")));
   // The limit that it names is enough, and the longest prompt needs no more.
@@ -123,8 +117,9 @@ TEST(PromptOverflow, TrimShortensTheTaskOnlyAndAtAWord) {
 TEST(PromptOverflow, TrimRefusesWhenEvenNoTaskFits) {
   const FakeDataset d = dataset({words(400)});
   const Pi05Transform t(options("trim_task", 40), d);
-  EXPECT_THAT(error_of([&] { t.check_dataset(d); }), HasSubstr("even without its task"));
-  EXPECT_THAT(error_of([&] { t.prepare(d.get(2, t.windows())); }),
+  EXPECT_THAT(message_of<DataError>([&] { t.check_dataset(d); }),
+              HasSubstr("even without its task"));
+  EXPECT_THAT(message_of<DataError>([&] { t.prepare(d.get(2, t.windows())); }),
               AllOf(HasSubstr("episode 0 frame 2"), HasSubstr("even without its task")));
 }
 

@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "data/golden_arrays.h"
 #include "models/pi05/prompt.h"
+#include "support/expect_error.h"
 
 namespace longship::models {
 namespace {
@@ -56,20 +57,7 @@ std::unique_ptr<Pi05Batch> batch_of(const Pi05Transform& transform, const FakeDa
   return std::unique_ptr<Pi05Batch>(dynamic_cast<Pi05Batch*>(batch.release()));
 }
 
-/// Message of the error of type E that `body` throws; a failure when it throws none.
-template <class E>
-std::string error_of(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const E& e) {
-    return e.what();
-  } catch (const std::exception& e) {
-    ADD_FAILURE() << "another type of error: " << e.what();
-    return e.what();
-  }
-  ADD_FAILURE() << "no error";
-  return "";
-}
+using longship::testing::message_of;
 
 TEST(CameraSlots, ExplicitMapInSlotOrder) {
   const CameraSlots slots =
@@ -91,22 +79,24 @@ TEST(CameraSlots, OneCameraFillsTheOnlySlot) {
 }
 
 TEST(CameraSlots, NoAlphabeticalGuess) {
-  const std::string message = error_of<ConfigError>([] {
+  const std::string message = message_of<ConfigError>([] {
     resolve_camera_slots({"left", "right"}, {},
                          {"observation.images.z_front", "observation.images.a_wrist"});
   });
   EXPECT_THAT(message, AllOf(HasSubstr("left, right"), HasSubstr("z_front"), HasSubstr("a_wrist"),
                              HasSubstr("data.cameras")));
   // One name that fits and one that does not leave a guess open.
-  error_of<ConfigError>([] { resolve_camera_slots({"left", "right"}, {}, {"left", "front"}); });
-  error_of<ConfigError>([] { resolve_camera_slots({"left", "right"}, {}, {"front"}); });
-  EXPECT_THAT(error_of<ConfigError>([] { resolve_camera_slots({"left"}, {}, {}); }),
+  message_of<ConfigError>([] { resolve_camera_slots({"left", "right"}, {}, {"left", "front"}); });
+  message_of<ConfigError>([] { resolve_camera_slots({"left", "right"}, {}, {"front"}); });
+  EXPECT_THAT(message_of<ConfigError>([] { resolve_camera_slots({"left"}, {}, {}); }),
               HasSubstr("dataset: none"));
 }
 
 TEST(CameraSlots, MapErrors) {
   const auto message = [](const CameraSlots& map) {
-    return error_of<ConfigError>([&] { resolve_camera_slots({"left", "right"}, map, {"a", "b"}); });
+    return message_of<ConfigError>([&] {
+      resolve_camera_slots({"left", "right"}, map, {"a", "b"});
+    });
   };
   EXPECT_THAT(message({{"top", "a"}}), HasSubstr("the slot 'top', which the model does not have"));
   EXPECT_THAT(message({{"left", "c"}}), AllOf(HasSubstr("'c'"), HasSubstr("a, b")));
@@ -227,7 +217,7 @@ TEST(Pi05Transform, DenormaliseIsTheInverse) {
     const std::vector<float> first = {0, 0, 10, 11, 20, 24, 30, 39};
     for (size_t i = 0; i < first.size(); ++i) EXPECT_NEAR(v[i], first[i], 1e-4);
     EXPECT_TRUE(at::equal(raw, t.denormalise_actions(b->actions.narrow(2, 0, 2))));
-    error_of<ShapeError>([&] { t.denormalise_actions(b->actions.narrow(2, 0, 3)); });
+    message_of<ShapeError>([&] { t.denormalise_actions(b->actions.narrow(2, 0, 3)); });
   }
 }
 
@@ -249,24 +239,24 @@ TEST(Pi05Transform, ThreadsGiveTheSameItems) {
 TEST(Pi05TransformErrors, WrongActionDimension) {
   Pi05TransformOptions o = options();
   o.action_dim = 7;
-  EXPECT_THAT(error_of<DataError>([&] { Pi05Transform(o, dataset()); }),
+  EXPECT_THAT(message_of<DataError>([&] { Pi05Transform(o, dataset()); }),
               AllOf(HasSubstr("fake/dataset"), HasSubstr("wrong action dimension: 'action' has 2"),
                     HasSubstr("expects 7")));
   FakeDataset wide = dataset();
   wide.feature_list[0].shape = {40};
-  EXPECT_THAT(error_of<DataError>([&] { Pi05Transform(options(), wide); }),
+  EXPECT_THAT(message_of<DataError>([&] { Pi05Transform(options(), wide); }),
               AllOf(HasSubstr("'action' has 40"), HasSubstr("at most 6 (max_action_dim)")));
 }
 
 TEST(Pi05TransformErrors, WrongStateDimensionAndMissingFeatures) {
   Pi05TransformOptions o = options();
   o.max_state_dim = 2;
-  EXPECT_THAT(error_of<DataError>([&] { Pi05Transform(o, dataset()); }),
+  EXPECT_THAT(message_of<DataError>([&] { Pi05Transform(o, dataset()); }),
               AllOf(HasSubstr("'observation.state' has 3"), HasSubstr("max_state_dim")));
   o = options();
   o.action_feature = "actions";
   EXPECT_THAT(
-      error_of<DataError>([&] { Pi05Transform(o, dataset()); }),
+      message_of<DataError>([&] { Pi05Transform(o, dataset()); }),
       AllOf(HasSubstr("'actions' is not there"), HasSubstr("action [2], observation.state [3]")));
 }
 
@@ -274,21 +264,21 @@ TEST(Pi05TransformErrors, StatisticsOfAnotherRobot) {
   FakeDataset d = dataset();
   d.stats_map["observation.state"].q01.assign(14, 0);
   d.stats_map["observation.state"].q99.assign(14, 1);
-  EXPECT_THAT(error_of<DataError>([&] { Pi05Transform(options(), d); }),
+  EXPECT_THAT(message_of<DataError>([&] { Pi05Transform(options(), d); }),
               AllOf(HasSubstr("observation.state"), HasSubstr("14"), HasSubstr("3")));
 }
 
 TEST(Pi05TransformErrors, TokenizerProblems) {
   Pi05TransformOptions o = options();
   o.tokenizer_path = "no/such/tokenizer.model";
-  EXPECT_THAT(error_of<CheckpointError>([&] { Pi05Transform(o, dataset()); }),
+  EXPECT_THAT(message_of<CheckpointError>([&] { Pi05Transform(o, dataset()); }),
               HasSubstr("no/such/tokenizer.model"));
   o.tokenizer_path.clear();
-  EXPECT_THAT(error_of<ConfigError>([&] { Pi05Transform(o, dataset()); }),
+  EXPECT_THAT(message_of<ConfigError>([&] { Pi05Transform(o, dataset()); }),
               HasSubstr("no tokenizer is configured"));
   o = options();
   o.vocab_size = 512;
-  EXPECT_THAT(error_of<ConfigError>([&] { Pi05Transform(o, dataset()); }),
+  EXPECT_THAT(message_of<ConfigError>([&] { Pi05Transform(o, dataset()); }),
               HasSubstr("900 pieces, the model's embedding 512"));
 }
 
@@ -297,7 +287,7 @@ TEST(Pi05TransformErrors, NonFiniteNumbersNameTheirPlace) {
   const Pi05Transform t(options(), d);
   auto sample = d.get(6, t.windows());
   sample.columns["action"].values[3] = std::numeric_limits<float>::quiet_NaN();
-  EXPECT_THAT(error_of<DataError>([&] { t.prepare(sample); }),
+  EXPECT_THAT(message_of<DataError>([&] { t.prepare(sample); }),
               HasSubstr("episode 1 frame 1: action[1] at window step 1 is nan"));
 }
 
@@ -309,11 +299,11 @@ TEST(Pi05TransformErrors, LongPromptIsFoundBeforeTheFirstStep) {
   const Pi05Transform t(o, d);
   const auto needed = t.prompt_tokens(d.task_list[1], std::vector<float>{0, 0, 0}).size();
   ASSERT_GT(needed, 60U);
-  const std::string message = error_of<DataError>([&] { t.check_dataset(d); });
+  const std::string message = message_of<DataError>([&] { t.check_dataset(d); });
   EXPECT_THAT(message, AllOf(HasSubstr("fake/dataset"), HasSubstr("episode 1 frame 0"),
                              HasSubstr("the limit is 60"), HasSubstr("qqqq")));
   EXPECT_THAT(
-      error_of<DataError>([&] { t.prepare(d.get(5, t.windows())); }),
+      message_of<DataError>([&] { t.prepare(d.get(5, t.windows())); }),
       AllOf(HasSubstr("episode 1 frame 0: the prompt needs"), HasSubstr("the limit is 60")));
   EXPECT_NO_THROW(t.prepare(d.get(0, t.windows())));
 }
@@ -332,24 +322,25 @@ TEST(Pi05TransformErrors, PromptThatFitsExactlyIsAcceptedAndOneTokenLessIsNot) {
   o.token_limit = static_cast<int64_t>(most);
   EXPECT_NO_THROW(Pi05Transform(o, d).check_dataset(d));
   --o.token_limit;
-  EXPECT_THAT(error_of<DataError>([&] { Pi05Transform(o, d).check_dataset(d); }),
+  EXPECT_THAT(message_of<DataError>([&] { Pi05Transform(o, d).check_dataset(d); }),
               HasSubstr("the prompt needs " + std::to_string(most) + " tokens"));
 }
 
 TEST(Pi05TransformErrors, MissingPicture) {
   const FakeDataset d = dataset();
   const Pi05Transform t(options(), d);
-  EXPECT_THAT(error_of<DataError>([&] { t.prepare(d.get_columns(2, t.windows())); }),
+  EXPECT_THAT(message_of<DataError>([&] { t.prepare(d.get_columns(2, t.windows())); }),
               HasSubstr("episode 0 frame 2: no picture of camera 'observation.image'"));
 }
 
 TEST(Pi05TransformErrors, OptionsAreChecked) {
   Pi05TransformOptions o = options();
   o.variant = "pi1";
-  EXPECT_THAT(error_of<ConfigError>([&] { Pi05Transform(o, dataset()); }), HasSubstr("'pi1'"));
+  EXPECT_THAT(message_of<ConfigError>([&] { Pi05Transform(o, dataset()); }), HasSubstr("'pi1'"));
   o = options();
   o.horizon = 0;
-  EXPECT_THAT(error_of<ConfigError>([&] { Pi05Transform(o, dataset()); }), HasSubstr("horizon 0"));
+  EXPECT_THAT(message_of<ConfigError>([&] { Pi05Transform(o, dataset()); }),
+              HasSubstr("horizon 0"));
 }
 
 }  // namespace

@@ -18,6 +18,7 @@
 #include "data/rank_view.h"
 #include "fake_family.h"
 #include "io/tensor_io.h"
+#include "support/expect_error.h"
 #include "support/paths.h"
 #include "train/order_log.h"
 #include "train/trainer.h"
@@ -80,15 +81,7 @@ class MixtureTrain : public ::testing::Test {
   fs::path root_;
 };
 
-template <class E>
-std::string message_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const E& error) {
-    return error.what();
-  }
-  return "no error";
-}
+using longship::testing::message_of;
 
 TEST_F(MixtureTrain, ResumesInTheMiddleOfAnEpochWithOtherWorkersBitwise) {
   for (const char* shuffle : {"data.shuffle=full", "data.shuffle=blocks"}) {

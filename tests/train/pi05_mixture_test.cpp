@@ -14,6 +14,7 @@
 #include "io/tensor_io.h"
 #include "models/pi05/policy.h"
 #include "models/pi05/transform.h"
+#include "support/expect_error.h"
 #include "support/paths.h"
 #include "train/open_loop_run.h"
 #include "train/session.h"
@@ -27,15 +28,7 @@ namespace fs = std::filesystem;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-template <class E = Error>
-std::string message_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const E& error) {
-    return error.what();
-  }
-  return "no error";
-}
+using longship::testing::message_of;
 
 class Pi05Mixture : public ::testing::Test {
  protected:

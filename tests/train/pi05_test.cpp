@@ -13,6 +13,7 @@
 #include "io/safetensors.h"
 #include "io/tensor_io.h"
 #include "support/paths.h"
+#include "tiny_pi05.h"
 #include "train/open_loop_run.h"
 #include "train/session.h"
 #include "train/trainer.h"
@@ -23,34 +24,7 @@ namespace {
 namespace fs = std::filesystem;
 using ::testing::HasSubstr;
 
-class Pi05Run : public ::testing::Test {
- protected:
-  void SetUp() override {
-    root_ = longship::testing::scratch_dir(
-        std::string("pi05_") + ::testing::UnitTest::GetInstance()->current_test_info()->name());
-  }
-  void TearDown() override {
-    log::init(log::Level::kInfo);
-    fs::remove_all(root_);
-  }
-  Recipe recipe(const std::string& name, std::vector<std::string> overrides = {}) {
-    const fs::path source = longship::testing::source_root();
-    std::vector<std::string> all = {
-        "output_dir=" + (root_ / name).string(),
-        "data.datasets.0.path=" + longship::testing::dataset_path("pusht_v30").string(),
-        "model.tokenizer=" + (source / "data/tokenizers/pi05_demo.model").string(),
-        "train.threads=1"};
-    all.insert(all.end(), overrides.begin(), overrides.end());
-    return load_recipe(source / "configs/pi05/tiny_test.yaml", all, &models::find_family);
-  }
-  TrainOutcome run(const std::string& name, std::vector<std::string> overrides = {}) {
-    const Recipe r = recipe(name, std::move(overrides));
-    TrainOptions options;
-    options.quiet = true;
-    return train(r, open_dataset(r), options, &models::find_family);
-  }
-  fs::path root_;
-};
+class Pi05Run : public testing::TinyPi05 {};
 
 TEST_F(Pi05Run, ResumeIsBitwiseOnRealData) {
   const TrainOutcome whole = run("whole", {"train.steps=4"});

@@ -11,6 +11,7 @@
 #include "base/log.h"
 #include "data/stats.h"
 #include "support/paths.h"
+#include "tiny_pi05.h"
 #include "train/open_loop_run.h"
 #include "train/session.h"
 #include "train/trainer.h"
@@ -22,33 +23,11 @@ namespace fs = std::filesystem;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-class SampleChanges : public ::testing::Test {
+class SampleChanges : public testing::TinyPi05 {
  protected:
-  void SetUp() override {
-    root_ = longship::testing::scratch_dir(
-        std::string("changes_") + ::testing::UnitTest::GetInstance()->current_test_info()->name());
-  }
-  void TearDown() override {
-    log::init(log::Level::kInfo);
-    fs::remove_all(root_);
-  }
-  Recipe recipe(const std::string& name, const std::vector<std::string>& overrides) {
-    const fs::path source = longship::testing::source_root();
-    std::vector<std::string> all = {
-        "output_dir=" + (root_ / name).string(),
-        "data.datasets.0.path=" + longship::testing::dataset_path("pusht_v30").string(),
-        "model.tokenizer=" + (source / "data/tokenizers/pi05_demo.model").string(),
-        "train.threads=1"};
-    all.insert(all.end(), overrides.begin(), overrides.end());
-    return load_recipe(source / "configs/pi05/tiny_test.yaml", all, &models::find_family);
-  }
   std::vector<double> losses(const std::string& name, const std::vector<std::string>& overrides) {
-    const Recipe r = recipe(name, overrides);
-    TrainOptions options;
-    options.quiet = true;
-    return train(r, open_dataset(r), options, &models::find_family).losses;
+    return run(name, overrides).losses;
   }
-  fs::path root_;
 };
 
 std::vector<std::string> with(std::vector<std::string> base, const std::vector<std::string>& more) {

@@ -241,16 +241,20 @@ void check_sizes(const Layout& layout, const std::vector<FileCheck>& checks, Fin
                                  camera.name, size.width, size.height, width, height),
                      "one size per camera", "convert the video to the size of the others");
     }
-    if (camera.height > 0 && (camera.height != height || camera.width != width)) {
-      findings.warn("declared-shape", camera.name,
-                    fmt::format("declared {} wide and {} high, the stream is {} wide and {} high",
-                                camera.width, camera.height, width, height),
-                    "equal sizes", "the stream wins");
-    }
+    check_declared_shape(camera, {height, width}, "the stream is", "the stream wins", findings);
   }
 }
 
 }  // namespace
+
+void check_declared_shape(const CameraInfo& camera, const PictureSize& real, const char* fact,
+                          const char* cure, Findings& findings) {
+  if (camera.height <= 0 || (camera.height == real.height && camera.width == real.width)) return;
+  findings.warn("declared-shape", camera.name,
+                fmt::format("declared {} wide and {} high, {} {} wide and {} high", camera.width,
+                            camera.height, fact, real.width, real.height),
+                "equal sizes", cure);
+}
 
 std::vector<PictureSize> check_videos(Layout& layout, ReaderPool& pool, Findings& findings) {
   std::vector<FileCheck> checks(layout.video_files.size());

@@ -15,6 +15,11 @@ struct PictureSize {
   bool operator==(const PictureSize&) const = default;
 };
 
+/// A warning where the declared size of a camera is not the real one. `fact` and `cure` name what
+/// is real: "the stream is", "the stream wins".
+void check_declared_shape(const CameraInfo& camera, const PictureSize& real, const char* fact,
+                          const char* cure, Findings& findings);
+
 /// Builds the packet table of every video (in several threads), decides the first frame of every
 /// span (VideoSpan::first_frame), and compares with the declared lengths, rate and shapes. One size
 /// per video file is returned.

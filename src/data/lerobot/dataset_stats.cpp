@@ -3,7 +3,6 @@
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <charconv>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -260,11 +259,8 @@ std::vector<bool> parse_delta_mask(const std::string& text) {
   std::vector<bool> mask;
   for (const std::string& part : split(text, ',')) {
     const std::string_view number = trim(part);
-    int value = 0;
-    const auto [end, code] = std::from_chars(number.data(), number.data() + number.size(), value);
-    LS_CHECK(code == std::errc{} && end == number.data() + number.size() && value != 0 &&
-                 std::abs(value) <= 10000,
-             ConfigError,
+    const int64_t value = parse_whole_number(number).value_or(0);
+    LS_CHECK(value != 0 && -10000 <= value && value <= 10000, ConfigError,
              "--delta-mask: '{}' is no run of dimensions; write 6,-1,6,-1 for six relative, one "
              "absolute, six relative, one absolute",
              printable(part));

@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "base/fs.h"
 #include "base/strings.h"
+#include "data/lerobot/check_videos.h"
 #include "io/video_still.h"
 
 namespace longship::data::lerobot {
@@ -220,12 +221,7 @@ void judge_camera(const CameraInfo& camera, const std::vector<const HeadCheck*>&
                                size.second, size.first, camera.name, width, height),
                    "one size per camera", "convert the pictures to one size");
   }
-  if (camera.height > 0 && (camera.height != height || camera.width != width)) {
-    findings.warn("declared-shape", camera.name,
-                  fmt::format("declared {} wide and {} high, the pictures are {} wide and {} high",
-                              camera.width, camera.height, width, height),
-                  "equal sizes", "the pictures win");
-  }
+  check_declared_shape(camera, {height, width}, "the pictures are", "the pictures win", findings);
 }
 
 }  // namespace
