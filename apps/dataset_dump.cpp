@@ -3,8 +3,12 @@
 #include <ATen/ops/from_blob.h>
 #include <fmt/core.h>
 
+#include <algorithm>
+#include <charconv>
+#include <cmath>
 #include <cstring>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <numeric>
 #include <string>
@@ -14,6 +18,7 @@
 #include "base/error.h"
 #include "base/strings.h"
 #include "data/lerobot/lerobot_dataset.h"
+#include "data/windows.h"
 #include "io/tensor_io.h"
 #include "models/spec.h"
 #include "train/recipe.h"
@@ -24,8 +29,69 @@ namespace {
 
 struct Options {
   std::string source, samples, out;
-  std::vector<std::string> overrides;
+  std::vector<std::string> overrides, offsets;
   int64_t horizon = 50;
+};
+
+double parse_seconds(const std::string& text, const std::string& option) {
+  const std::string_view item = trim(text);
+  double value = 0;
+  const auto [end, error] = std::from_chars(item.data(), item.data() + item.size(), value);
+  LS_CHECK(error == std::errc() && end == item.data() + item.size() && std::isfinite(value),
+           ConfigError, "--offsets {}: '{}' is no number; write seconds such as KEY=-0.1,0,0.1",
+           printable(option), printable(text));
+  return value;
+}
+
+/// "KEY=-0.1,0,0.1": the rows or pictures of KEY at these times, in this order; "KEY=": none.
+void apply_offsets(const std::string& option, double fps, data::WindowSpec& windows) {
+  const size_t equals = option.find('=');
+  LS_CHECK(equals != std::string::npos, ConfigError,
+           "--offsets {}: write a column or camera and seconds, such as action=0,0.1,0.2",
+           printable(option));
+  const std::string key = option.substr(0, equals), list = option.substr(equals + 1);
+  std::vector<double> seconds;
+  if (!trim(list).empty()) {
+    for (const std::string& part : split(list, ',')) seconds.push_back(parse_seconds(part, option));
+  }
+  for (auto* part : {&windows.columns, &windows.cameras}) {
+    const auto found = part->find(key);
+    if (found == part->end()) continue;
+    found->second = data::frame_offsets(seconds, fps, "--offsets " + key);
+    if (found->second.empty()) part->erase(found);
+    return;
+  }
+  std::string keys;
+  for (const auto* part : {&windows.columns, &windows.cameras}) {
+    for (const auto& [name, unused] : *part) keys += (keys.empty() ? "" : ", ") + name;
+  }
+  throw ConfigError(fmt::format("--offsets {}: the dataset has no such column or camera; it has {}",
+                                printable(key), keys));
+}
+
+/// Samples of which every row or picture of a key lies outside the episode, by key.
+class PaddedCount {
+ public:
+  void add(const data::RawSample& sample) {
+    ++samples_;
+    for (const auto& [name, column] : sample.columns) count(name, column.is_pad);
+    for (const auto& [name, camera] : sample.cameras) count(name, camera.is_pad);
+  }
+  void print() const {
+    for (const auto& [name, number] : padded_) {
+      fmt::print("{}: {} of {} samples lie outside the episode at every offset\n", name, number,
+                 samples_);
+    }
+  }
+
+ private:
+  void count(const std::string& name, const std::vector<uint8_t>& is_pad) {
+    if (std::all_of(is_pad.begin(), is_pad.end(), [](uint8_t pad) { return pad != 0; })) {
+      ++padded_[name];
+    }
+  }
+  int64_t samples_ = 0;
+  std::map<std::string, int64_t> padded_;
 };
 
 std::vector<int64_t> parse_samples(const std::string& text, int64_t size) {
@@ -103,19 +169,27 @@ int dump_dataset(const Options& options) {
            "dump: settings such as '{}' go with a recipe, {} is a dataset",
            options.overrides.front(), options.source);
   const auto dataset = data::open_lerobot(options.source);
-  const data::WindowSpec windows = plain_windows(*dataset, options.horizon);
+  data::WindowSpec windows = plain_windows(*dataset, options.horizon);
+  for (const std::string& offsets : options.offsets) {
+    apply_offsets(offsets, dataset->fps(), windows);
+  }
   const std::vector<int64_t> ids = parse_samples(options.samples, dataset->size());
   io::NamedTensors tensors;
   io::Metadata metadata = {{"dataset", options.source}, {"format", dataset->format()}};
+  PaddedCount padded;
   for (const int64_t id : ids) {
     const data::RawSample sample = dataset->get(id, windows);
     add_raw(sample, fmt::format("{}/", id), tensors);
+    padded.add(sample);
     metadata[fmt::format("{}/task", id)] = sample.task;
   }
+  padded.print();
   return finish(options, tensors, metadata, ids.size());
 }
 
 int dump_recipe(const Options& options) {
+  LS_CHECK(options.offsets.empty(), ConfigError,
+           "--offsets goes with a dataset; the model of a recipe says what it reads");
   const train::Recipe recipe =
       train::load_recipe(options.source, options.overrides, &models::find_family);
   const std::shared_ptr<const data::Dataset> dataset = train::open_dataset(recipe);
@@ -165,6 +239,9 @@ void add_dataset_dump(CLI::App& group, std::function<int()>& action) {
   command->add_option("--horizon", options->horizon, "Of a dataset: rows of action")
       ->check(CLI::Range(1, 100000))
       ->capture_default_str();
+  command->add_option("--offsets", options->offsets,
+                      "Of a dataset: KEY=SECONDS,...: rows of a column or pictures of a camera at "
+                      "these times from the sample's own, e.g. action=0,0.1,0.2; repeatable");
   command->footer(
       "Tensors of sample N: N/frames/CAMERA [offset, height, width, 3] uint8 RGB, N/columns/NAME "
       "[offset, dimension], ….is_pad (1 = outside the episode, the value is the nearest inside), "

@@ -178,6 +178,14 @@ int main(int argc, char** argv) {
       {"hevc_variable_b.mp4", "libx265", x265, 64, 64, 8, false, false, 12, 3, true},
       {"h264_open_gop.mp4", "libx264", "crf=6:x264-params=open-gop=1", 64, 48, 8, false, false, 6,
        3, false},
+      // At least as large as the decoders of GPUs ask for.
+      {"large_hevc_10bit_b.mp4", "libx265", x265, 160, 144, 10, false, true, 12, 3, false},
+      {"large_hevc_full.mp4", "libx265", x265, 160, 144, 8, true, false, 12, 3, false},
+      {"large_vp9_alt_ref.mp4", "libvpx-vp9", vp9, 160, 144, 8, false, false, 12, 0, false},
+      {"large_av1_10bit.mp4", "libaom-av1", "crf=4:cpu-used=6", 160, 128, 10, false, true, 12, 0,
+       false},
+      {"large_av1_full_bt709.mp4", "libaom-av1", "crf=10:cpu-used=6", 160, 144, 8, true, true, 12,
+       0, false},
   };
   for (const Clip& clip : clips) make(clip, argv[1]);
   return 0;

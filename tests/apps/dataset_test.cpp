@@ -245,5 +245,48 @@ TEST(DatasetDump, HoldsWhatTheTrainerSees) {
   }
 }
 
+// Windows in seconds, as the official reader takes them: any order, beyond the episode, none.
+TEST(DatasetDump, OffsetsInSeconds) {
+  const fs::path out = scratch_dir("dataset_dump_offsets") / "samples.safetensors";
+  const std::string root = dataset_path("broken/base_v21").string();  // 10 fps
+  const auto dump = [&](const std::string& offsets) {
+    return dataset(
+        {"dump", root, "--samples", "0,5", "--out", out.string(), "--offsets=" + offsets});
+  };
+  const ProcessResult result = dump("action=0.2,0,-0.1,0.2");
+  ASSERT_EQ(result.exit_code, 0) << result.output;
+  const auto file = io::SafetensorsFile::open(out);
+  data::WindowSpec windows;
+  windows.columns["action"] = {2, 0, -1, 2};
+  const auto expected = data::open_lerobot(root)->get(0, windows).columns.at("action");
+  const io::TensorInfo& values = file.at("0/columns/action");
+  ASSERT_EQ(values.shape, (std::vector<int64_t>{4, 6}));
+  EXPECT_EQ(std::memcmp(file.data(values), expected.values.data(), values.num_bytes()), 0);
+  const io::TensorInfo& pad = file.at("0/columns/action.is_pad");
+  EXPECT_EQ(std::memcmp(file.data(pad), expected.is_pad.data(), 4), 0);
+  EXPECT_EQ(expected.is_pad, (std::vector<uint8_t>{0, 0, 1, 0}));
+
+  const ProcessResult beyond = dump("observation.images.top=15");
+  EXPECT_EQ(beyond.exit_code, 0) << beyond.output;
+  EXPECT_THAT(
+      beyond.output,
+      HasSubstr("observation.images.top: 2 of 2 samples lie outside the episode at every offset"));
+  EXPECT_EQ(dump("action=").exit_code, 0);
+  const auto without = io::SafetensorsFile::open(out);
+  for (const io::TensorInfo& info : without.tensors()) {
+    EXPECT_FALSE(info.name.starts_with("0/columns/action")) << info.name;
+  }
+  const std::pair<const char*, const char*> wrong[] = {{"action=0,0.05", "0.05"},
+                                                       {"action=0,x", "'x' is no number"},
+                                                       {"action", "seconds"},
+                                                       {"actions=0", "it has action"}};
+  for (const auto& [offsets, words] : wrong) {
+    const ProcessResult refused = dump(offsets);
+    EXPECT_EQ(refused.exit_code, 2) << offsets << refused.output;
+    EXPECT_THAT(refused.output, HasSubstr("--offsets"));
+    EXPECT_THAT(refused.output, HasSubstr(words));
+  }
+}
+
 }  // namespace
 }  // namespace longship::testing

@@ -86,26 +86,31 @@ TEST_P(VideoClip, EveryFrameIsWhatWasEncodedInAnyOrder) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Clips, VideoClip,
-                         ::testing::Values(Clip{"vp9_alt_ref.mp4", "vp9", "yuv420p", 64, 48},
-                                           Clip{"vp9_alt_ref.webm", "vp9", "yuv420p", 64, 48},
-                                           Clip{"vp9_odd_65x49.webm", "vp9", "yuv420p", 65, 49},
-                                           Clip{"vp9_10bit.webm", "vp9", "yuv420p10le", 64, 48},
-                                           Clip{"hevc_10bit_b.mp4", "hevc", "yuv420p10le", 64, 64},
-                                           Clip{"hevc_full.mp4", "hevc", "yuvj420p", 64, 64},
-                                           Clip{"av1_10bit.mp4", "av1", "yuv420p10le", 64, 48},
-                                           Clip{"av1_odd_63x47.mp4", "av1", "yuv420p", 63, 47},
-                                           Clip{"av1_full_bt709.mp4", "av1", "yuv420p", 64, 48},
-                                           Clip{"h264_bt709.mp4", "h264", "yuv420p", 64, 48},
-                                           Clip{"h264_full_bt709.mp4", "h264", "yuvj420p", 64, 48},
-                                           Clip{"h264_variable_b.mp4", "h264", "yuv420p", 64, 48},
-                                           Clip{"hevc_variable_b.mp4", "hevc", "yuv420p", 64, 64},
-                                           Clip{"h264_open_gop.mp4", "h264", "yuv420p", 64, 48}),
-                         [](const ::testing::TestParamInfo<Clip>& instance) {
-                           std::string name = instance.param.file;
-                           for (char& c : name) c = c == '.' ? '_' : c;
-                           return name;
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Clips, VideoClip,
+    ::testing::Values(Clip{"vp9_alt_ref.mp4", "vp9", "yuv420p", 64, 48},
+                      Clip{"vp9_alt_ref.webm", "vp9", "yuv420p", 64, 48},
+                      Clip{"vp9_odd_65x49.webm", "vp9", "yuv420p", 65, 49},
+                      Clip{"vp9_10bit.webm", "vp9", "yuv420p10le", 64, 48},
+                      Clip{"hevc_10bit_b.mp4", "hevc", "yuv420p10le", 64, 64},
+                      Clip{"hevc_full.mp4", "hevc", "yuvj420p", 64, 64},
+                      Clip{"av1_10bit.mp4", "av1", "yuv420p10le", 64, 48},
+                      Clip{"av1_odd_63x47.mp4", "av1", "yuv420p", 63, 47},
+                      Clip{"av1_full_bt709.mp4", "av1", "yuv420p", 64, 48},
+                      Clip{"h264_bt709.mp4", "h264", "yuv420p", 64, 48},
+                      Clip{"h264_full_bt709.mp4", "h264", "yuvj420p", 64, 48},
+                      Clip{"h264_variable_b.mp4", "h264", "yuv420p", 64, 48},
+                      Clip{"hevc_variable_b.mp4", "hevc", "yuv420p", 64, 64},
+                      Clip{"h264_open_gop.mp4", "h264", "yuv420p", 64, 48},
+                      Clip{"large_hevc_10bit_b.mp4", "hevc", "yuv420p10le", 160, 144},
+                      Clip{"large_hevc_full.mp4", "hevc", "yuvj420p", 160, 144},
+                      Clip{"large_vp9_alt_ref.mp4", "vp9", "yuv420p", 160, 144},
+                      Clip{"large_av1_full_bt709.mp4", "av1", "yuv420p", 160, 144}),
+    [](const ::testing::TestParamInfo<Clip>& instance) {
+      std::string name = instance.param.file;
+      for (char& c : name) c = c == '.' ? '_' : c;
+      return name;
+    });
 
 TEST(VideoClips, TimesOfAVariableRate) {
   for (const char* file : {"h264_variable_b.mp4", "hevc_variable_b.mp4"}) {

@@ -7,10 +7,11 @@
 
 namespace longship::kernels {
 
-/// The rows that this thread's team takes: first, first + step, ..., `count` of them.
+/// The rows that this thread's team takes: first, first + step, ..., `count` of them; the first
+/// team of the block takes `missing` more.
 struct TeamRows {
   int64_t group, first, step;
-  int count;
+  int count, missing;
 };
 
 __device__ inline TeamRows team_rows(const RowPlan& plan) {
@@ -22,8 +23,12 @@ __device__ inline TeamRows team_rows(const RowPlan& plan) {
   rows.first = group * plan.rows_per_group + first;
   rows.step = static_cast<int64_t>(plan.blocks_per_group) * plan.teams;
   // Rows of a team fit in 32 bits (fits_teams); the number of steps is at most that.
-  const int64_t left = plan.rows_per_group - first;
-  rows.count = left <= 0 ? 0 : 1 + static_cast<int>((left - 1) / rows.step);
+  const auto count_from = [&](int64_t row) {
+    const int64_t left = plan.rows_per_group - row;
+    return left <= 0 ? 0 : 1 + static_cast<int>((left - 1) / rows.step);
+  };
+  rows.count = count_from(first);
+  rows.missing = count_from(first - threadIdx.y) - rows.count;
   return rows;
 }
 
@@ -115,6 +120,14 @@ __device__ inline void team_sum(float (&sums)[N], TeamSlots<N>& slots, int set) 
     if (blockDim.x > 256) sum += add_four(v[2]) + add_four(v[3]);
     sums[n] = sum;
   }
+}
+
+/// After a team's last row: the barriers of the rows that it has fewer than others. Threads of a
+/// block then pass equally many barriers, by whose number compute-sanitizer's racecheck tells what
+/// comes before what; with fewer it reports races between phases that a __syncthreads parts.
+__device__ inline void pass_missing_barriers(const TeamRows& rows) {
+  if (blockDim.x == 32) return;  // team_sum has none
+  for (int i = 0; i < rows.missing; ++i) team_barrier();
 }
 
 /// Room for the column sums of every team but the first.

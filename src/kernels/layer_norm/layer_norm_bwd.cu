@@ -94,6 +94,7 @@ __global__ void __launch_bounds__(kMaxRowThreads)
     for (int i = 0; i < kN; ++i) dh[i] += in.rstd * (dy[i] - mean_d - x_hat[i] * mean_dx);
     store_at<T>(a.dh, vector_at(plan, row), dh);
   }
+  pass_missing_barriers(rows);
   store_partial(weight_sum, columns, partials.weight, a.width, active);
   store_partial(bias_sum, columns, partials.bias, a.width, active);
 }

@@ -107,6 +107,7 @@ __global__ void __launch_bounds__(kMaxRowThreads, kShift || sizeof(T) == 4 ? 1 :
       store_at<T>(a.dbranch, at, dh);
     }
   }
+  pass_missing_barriers(rows);
   store_partial(scale_sum, columns, partials.scale, a.width, active);
   if (kShift && partials.shift != nullptr) {
     store_partial(shift_sum, columns, partials.shift, a.width, active);
