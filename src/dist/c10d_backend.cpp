@@ -200,7 +200,9 @@ std::unique_ptr<Transport> make_gloo_transport(KeyStore& store, const BackendOpt
 #ifdef LS_CUDA_ENABLED
 std::unique_ptr<Transport> make_nccl_transport(KeyStore& store, const BackendOptions& options) {
   auto nccl = c10d::ProcessGroupNCCL::Options::create(/*is_high_priority_stream=*/true);
-  nccl->timeout = milliseconds(options.timeout_s);
+  // Whoever waits for the device gives up after timeout_s with a message; the library's own
+  // watchdog, which ends the process without one, is the last resort.
+  nccl->timeout = milliseconds(options.timeout_s + 60);
   auto backend = c10::make_intrusive<c10d::ProcessGroupNCCL>(
       group_store(store, options), static_cast<int>(options.rank),
       static_cast<int>(options.world_size), nccl);

@@ -100,6 +100,25 @@ CollectiveCounter& CollectiveCounter::operator+=(const CollectiveCounter& other)
   return *this;
 }
 
+std::map<std::string, CollectiveCounter> difference(
+    const std::map<std::string, CollectiveCounter>& after,
+    const std::map<std::string, CollectiveCounter>& before) {
+  std::map<std::string, CollectiveCounter> out;
+  for (const auto& [name, counter] : after) {
+    CollectiveCounter moved = counter;
+    const auto found = before.find(name);
+    if (found != before.end()) {
+      moved.count -= found->second.count;
+      moved.tensor_bytes -= found->second.tensor_bytes;
+      moved.wire_bytes -= found->second.wire_bytes;
+      moved.elapsed_ms -= found->second.elapsed_ms;
+      moved.exposed_ms -= found->second.exposed_ms;
+    }
+    if (moved.count > 0) out.emplace(name, moved);
+  }
+  return out;
+}
+
 struct Handle::State {
   Communicator* owner = nullptr;
   FlightEntry entry;  // as launched
@@ -314,6 +333,14 @@ std::map<std::string, CollectiveCounter> Communicator::counters() const {
 void Communicator::reset_counters() {
   const std::lock_guard lock(mutex_);
   counters_.clear();
+}
+
+void Communicator::count_again(const std::map<std::string, CollectiveCounter>& captured) {
+  const std::lock_guard lock(mutex_);
+  for (auto [name, counter] : captured) {
+    counter.elapsed_ms = counter.exposed_ms = 0;
+    counters_[name] += counter;
+  }
 }
 
 std::optional<Communicator::Waiting> Communicator::waiting() const {

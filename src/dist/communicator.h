@@ -40,6 +40,10 @@ struct CollectiveCounter {
 
   CollectiveCounter& operator+=(const CollectiveCounter& other);
 };
+/// What was counted between two readings of the counters, without names that did not move.
+std::map<std::string, CollectiveCounter> difference(
+    const std::map<std::string, CollectiveCounter>& after,
+    const std::map<std::string, CollectiveCounter>& before);
 
 /// One line of the flight record.
 struct FlightEntry {
@@ -125,6 +129,9 @@ class Communicator {
 
   std::map<std::string, CollectiveCounter> counters() const;
   void reset_counters();
+  /// Counts the collectives of a captured graph once more, when it is replayed: their number and
+  /// bytes; times of a graph are not known.
+  void count_again(const std::map<std::string, CollectiveCounter>& captured);
 
   /// What the host waits for right now, and for how long; nullopt when it does not.
   struct Waiting {

@@ -6,6 +6,8 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
+
 #include "base/error.h"
 #include "base/strings.h"
 
@@ -23,8 +25,13 @@ class GradReducer::Hook : public torch::autograd::PostAccumulateGradHook {
 };
 
 GradReducer::GradReducer(Communicator& communicator, BucketPlan plan,
-                         std::vector<ReducedParam> params, ReduceMode mode)
-    : communicator_(communicator), plan_(std::move(plan)), params_(std::move(params)), mode_(mode) {
+                         std::vector<ReducedParam> params, ReduceMode mode,
+                         MissingGradients missing)
+    : communicator_(communicator),
+      plan_(std::move(plan)),
+      params_(std::move(params)),
+      mode_(mode),
+      missing_(missing) {
   LS_CHECK(params_.size() == plan_.params.size(), InternalError,
            "reducer: {} tensors for a plan of {} parameters", params_.size(), plan_.params.size());
   LS_CHECK(plan_.options.world_size == communicator_.world_size(), InternalError,
@@ -34,6 +41,7 @@ GradReducer::GradReducer(Communicator& communicator, BucketPlan plan,
   const bool alone = communicator_.world_size() == 1;
   views_.resize(params_.size());
   ready_.assign(params_.size(), 0);
+  seen_.assign(params_.size(), 0);
   for (const Bucket& bucket : plan_.buckets) {
     BucketState state;
     const at::TensorOptions options =
@@ -122,10 +130,43 @@ void GradReducer::begin_step() {
   const std::lock_guard lock(mutex_);
   sending_ = false;
   next_ = 0;
+  std::fill(seen_.begin(), seen_.end(), 0);
   for (size_t b = 0; b < buckets_.size(); ++b) {
-    buckets_[b].flat.zero_();
+    const bool copied = first_ == FirstGradient::kCopied && !plan_.buckets[b].external;
+    if (!copied) buckets_[b].flat.zero_();
     buckets_[b].handle = {};
-    for (const BucketSlot& slot : plan_.buckets[b].slots) install_view(slot);
+    for (const BucketSlot& slot : plan_.buckets[b].slots) {
+      const size_t p = static_cast<size_t>(slot.param);
+      if (copied && plan_.params[p].source == GradSource::kBackward) {
+        params_[p].param.mutable_grad() = at::Tensor();
+      } else {
+        install_view(slot);
+      }
+    }
+  }
+}
+
+// Autograd has handed its buffer over as the gradient.
+void GradReducer::take_over(size_t param) {
+  const at::NoGradGuard no_grad;
+  at::Tensor& grad = params_[param].param.mutable_grad();
+  if (grad.data_ptr() == views_[param].data_ptr()) return;
+  views_[param].copy_(grad);
+  grad = views_[param];
+}
+
+// Gaps and unused parameters are zeros from the start and stay so; what no pass has written still
+// holds the means of the step before.
+void GradReducer::fill_unseen() {
+  if (first_ == FirstGradient::kAdded) return;
+  for (const Bucket& bucket : plan_.buckets) {
+    if (bucket.external) continue;
+    for (const BucketSlot& slot : bucket.slots) {
+      const size_t p = static_cast<size_t>(slot.param);
+      if (seen_[p] != 0 || plan_.params[p].source != GradSource::kBackward) continue;
+      views_[p].zero_();
+      install_view(slot);
+    }
   }
 }
 
@@ -140,8 +181,10 @@ void GradReducer::begin_micro_batch(bool last) {
 
 void GradReducer::gradient_ready(int64_t param) {
   const std::lock_guard lock(mutex_);
-  if (!sending_) return;
   const size_t p = static_cast<size_t>(param);
+  if (first_ == FirstGradient::kCopied && seen_[p] == 0) take_over(p);
+  seen_[p] = 1;
+  if (!sending_) return;
   const ParamSpec& spec = plan_.params[p];
   LS_CHECK(spec.source == GradSource::kBackward, InternalError,
            "reducer: parameter '{}' got a gradient although the plan says that none comes",
@@ -156,6 +199,15 @@ void GradReducer::gradient_ready(int64_t param) {
   if (--buckets_[static_cast<size_t>(plan_.bucket_of(param))].missing == 0) {
     send_complete(/*include_external=*/false);
   }
+}
+
+void GradReducer::all_gradients_ready() {
+  const std::lock_guard lock(mutex_);
+  LS_CHECK(sending_, InternalError, "reducer: all gradients are ready, but no last pass was begun");
+  std::fill(ready_.begin(), ready_.end(), 1);
+  std::fill(seen_.begin(), seen_.end(), 1);
+  for (BucketState& bucket : buckets_) bucket.missing = 0;
+  send_complete(/*include_external=*/true);
 }
 
 void GradReducer::send_complete(bool include_external) {
@@ -177,17 +229,22 @@ void GradReducer::send(int64_t index) {
                                                      "grad", detail);
 }
 
-void GradReducer::report_missing() const {
-  std::vector<std::string> names;
-  int64_t count = 0;
+void GradReducer::find_missing() {
+  missing_names_.clear();
+  // An error is about the last pass, which has to complete the buckets.
+  const std::vector<char>& given = missing_ == MissingGradients::kError ? ready_ : seen_;
   for (size_t i = 0; i < params_.size(); ++i) {
-    if (plan_.params[i].source != GradSource::kBackward || ready_[i] != 0) continue;
-    if (++count <= 8) names.push_back(plan_.params[i].name);
+    if (plan_.params[i].source == GradSource::kBackward && given[i] == 0) {
+      missing_names_.push_back(plan_.params[i].name);
+    }
   }
+  if (missing_ == MissingGradients::kZeros || missing_names_.empty()) return;
+  const size_t count = missing_names_.size();
+  missing_names_.resize(std::min<size_t>(count, 8));
   throw InternalError(fmt::format(
       "reducer: the backward pass gave {} parameters no gradient ({}{}); the plan must list them "
       "as unused",
-      count, join(names, ", "), count > 8 ? ", ..." : ""));
+      count, join(missing_names_, ", "), count > 8 ? ", ..." : ""));
 }
 
 void GradReducer::finish() {
@@ -195,9 +252,9 @@ void GradReducer::finish() {
   {
     const std::lock_guard lock(mutex_);
     LS_CHECK(sending_, InternalError, "reducer: finish() without a last backward pass");
-    for (const BucketState& bucket : buckets_) {
-      if (bucket.missing > 0) report_missing();
-    }
+    find_missing();
+    fill_unseen();
+    for (BucketState& bucket : buckets_) bucket.missing = 0;
     send_complete(/*include_external=*/true);
     sending_ = false;
   }

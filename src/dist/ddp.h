@@ -3,7 +3,7 @@
 //
 //   GradReducer reducer(world, plan_buckets(specs, options), params, ReduceMode::kAllReduce);
 //   for each step:
-//     reducer.begin_step();                          // gradients = 0, views of the buckets
+//     reducer.begin_step();                          // no gradients yet
 //     for each micro-batch m:
 //       reducer.begin_micro_batch(m + 1 == count);   // the last one communicates
 //       (loss / count).backward();
@@ -20,7 +20,7 @@
 // Order. A bucket is sent when it and all buckets before it in the plan are complete, so the order
 // of collectives is the plan's on every rank, whatever the order in which gradients come.
 //
-// Memory is allocated in the constructor only; every address stays the same from step to step, so
+// The reducer allocates in its constructor only; buckets stay where they are from step to step, so
 // a step can be captured in a CUDA graph where the backend can.
 
 #include <ATen/core/Tensor.h>
@@ -47,25 +47,48 @@ enum class ReduceMode {
   kReduceScatter,  // rank r gets the mean of the r-th part (ZeRO-1); the bucket itself is scratch
 };
 
+/// What finish() does about parameters whose gradient never came in the step.
+enum class MissingGradients {
+  kError,  // InternalError naming them
+  kZeros,  // their gradients are zeros here; missing() lists them. For models in which it depends
+           // on the batch what is used (no picture in it, no vision tower)
+};
+
+/// How the first gradient of a step comes into its bucket; later ones are added there.
+enum class FirstGradient {
+  kAdded,  // to zeros, which begin_step() writes: no address changes, so that one captured backward
+           // pass can serve every micro-batch
+  kCopied,  // from autograd's own buffer, which is then given up: half the memory traffic of zeros
+            // and a sum
+};
+
 class GradReducer {
  public:
   /// `params` belong to plan.params one by one. Throws InternalError naming the parameter when
   /// shape, dtype, layout or requires_grad do not fit, or the plan is for another number of ranks.
   GradReducer(Communicator& communicator, BucketPlan plan, std::vector<ReducedParam> params,
-              ReduceMode mode);
+              ReduceMode mode, MissingGradients missing = MissingGradients::kError);
   ~GradReducer();
   GradReducer(const GradReducer&) = delete;
   GradReducer& operator=(const GradReducer&) = delete;
 
-  /// Fills all gradients with zeros and makes them views of the buckets again.
+  /// For the steps that follow; kAdded at first. Between steps.
+  void set_first_gradient(FirstGradient how) { first_ = how; }
+  /// kAdded: fills all gradients with zeros and makes them views of the buckets again. kCopied:
+  /// drops those that the backward pass gives; each becomes a view when it has come.
   void begin_step();
   /// Before each backward pass. Only during the last one are buckets sent.
   void begin_micro_batch(bool last);
+  /// For backward passes that were replayed from a captured graph, in which no hook runs: takes
+  /// every gradient as complete and sends all buckets. After begin_micro_batch(true).
+  void all_gradients_ready();
   /// After the last backward pass: sends what is left, waits, and with a wire dtype other than the
   /// gradients' rounds the means into the gradients (kAllReduce). On CUDA the current stream waits,
-  /// the host does not. Throws InternalError naming the parameters whose gradient never came,
-  /// PeerError when a peer is lost.
+  /// the host does not. Throws InternalError naming the parameters whose gradient never came
+  /// (kError), PeerError when a peer is lost.
   void finish();
+  /// Names of the parameters that no backward pass of the step has given a gradient (kZeros).
+  const std::vector<std::string>& missing() const { return missing_names_; }
 
   const BucketPlan& plan() const { return plan_; }
   Communicator& communicator() const { return communicator_; }
@@ -94,12 +117,17 @@ class GradReducer {
   void gradient_ready(int64_t param);
   void send_complete(bool include_external);
   void send(int64_t index);
-  [[noreturn]] void report_missing() const;
+  void take_over(size_t param);
+  void find_missing();
+  void fill_unseen();
 
   Communicator& communicator_;
   BucketPlan plan_;
   std::vector<ReducedParam> params_;
   ReduceMode mode_;
+  MissingGradients missing_;
+  FirstGradient first_ = FirstGradient::kAdded;
+  std::vector<std::string> missing_names_;
   std::vector<BucketState> buckets_;
   std::vector<at::Tensor> views_;  // by parameter; undefined for kNone
 
@@ -107,6 +135,7 @@ class GradReducer {
   bool sending_ = false;
   int64_t next_ = 0;         // first bucket that was not sent
   std::vector<char> ready_;  // by parameter, in this micro-batch
+  std::vector<char> seen_;   // by parameter, in this step
 };
 
 /// Gives every rank rank 0's values, for the start of a run: all tensors one by one, counted as

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <set>
+#include <tuple>
 
 #include "base/error.h"
 
@@ -45,6 +46,29 @@ void append(std::vector<BucketSlot>& slots, int64_t& numel, int64_t param, int64
   const int64_t offset = round_up(numel, align);
   slots.push_back({param, offset, count});
   numel = offset + count;
+}
+
+// The parameters of one kind in reverse order of use; those of a stack at the place of its last
+// member, ascending.
+std::vector<std::vector<int64_t>> placed_together(const std::vector<ParamSpec>& params,
+                                                  bool external) {
+  using Key = std::tuple<int64_t, c10::ScalarType, c10::ScalarType>;
+  std::vector<std::vector<int64_t>> out;
+  std::map<Key, size_t> stacks;
+  for (int64_t i = static_cast<int64_t>(params.size()) - 1; i >= 0; --i) {
+    const ParamSpec& p = params[static_cast<size_t>(i)];
+    if (p.source == GradSource::kNone || (p.source == GradSource::kExternal) != external) continue;
+    if (p.stack >= 0) {
+      const auto [found, fresh] =
+          stacks.try_emplace(Key(p.stack, p.dtype, p.gradient_dtype()), out.size());
+      if (!fresh) {
+        out[found->second].insert(out[found->second].begin(), i);
+        continue;
+      }
+    }
+    out.push_back({i});
+  }
+  return out;
 }
 
 int64_t bucket_alignment(const Bucket& bucket) {
@@ -96,22 +120,24 @@ BucketPlan plan_buckets(std::vector<ParamSpec> params, const PlanOptions& option
       bucket = Bucket{};
     };
     std::vector<std::pair<c10::ScalarType, c10::ScalarType>> order;  // of the last use
-    for (int64_t i = static_cast<int64_t>(plan.params.size()) - 1; i >= 0; --i) {
-      const ParamSpec& p = plan.params[static_cast<size_t>(i)];
-      if (p.source == GradSource::kNone || (p.source == GradSource::kExternal) != external) {
-        continue;
-      }
+    for (const std::vector<int64_t>& members : placed_together(plan.params, external)) {
+      const ParamSpec& p = plan.params[static_cast<size_t>(members.front())];
       const auto key = std::pair(p.dtype, p.gradient_dtype());
       Bucket& bucket = open[key];
       const int64_t bytes = size_of(key.second);
+      int64_t numel = 0;
+      for (const int64_t i : members) numel += plan.params[static_cast<size_t>(i)].numel;
       const int64_t cap = plan.buckets.empty()
                               ? std::min(options.first_bucket_bytes, options.bucket_bytes)
                               : options.bucket_bytes;
-      if (!bucket.slots.empty() && (bucket.numel + p.numel) * bytes > cap) close(bucket);
+      if (!bucket.slots.empty() && (bucket.numel + numel) * bytes > cap) close(bucket);
       bucket.dtype = key.first;
       bucket.grad_dtype = key.second;
       bucket.external = external;
-      append(bucket.slots, bucket.numel, i, p.numel, bucket_alignment(bucket));
+      for (const int64_t i : members) {
+        append(bucket.slots, bucket.numel, i, plan.params[static_cast<size_t>(i)].numel,
+               i == members.front() ? bucket_alignment(bucket) : 1);
+      }
       std::erase(order, key);
       order.push_back(key);
     }

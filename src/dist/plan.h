@@ -3,9 +3,10 @@
 // allocated. All are pure functions of their arguments, so every rank makes the same one.
 //
 // Flat spaces. The gradients (and for ZeRO-1 the weights) of a bucket lie in one 1-D tensor of the
-// bucket's dtype. Every parameter begins at a multiple of 16 bytes; the gaps hold zeros. The end is
-// padded so that the bucket divides evenly by the number of ranks into parts that are multiples of
-// 16 bytes too. All offsets and sizes here are in elements unless the name says bytes.
+// bucket's dtype. Every parameter, and of a stack its first, begins at a multiple of 16 bytes; the
+// gaps hold zeros. The end is padded so that the bucket divides evenly by the number of ranks into
+// parts that are multiples of 16 bytes too. All offsets and sizes here are in elements unless the
+// name says bytes.
 
 #include <c10/core/ScalarType.h>
 
@@ -35,6 +36,10 @@ struct ParamSpec {
   std::string unit;  // part of the model that is gathered as one (FSDP); "" belongs to the root
   GradSource source = GradSource::kBackward;
   c10::ScalarType grad_dtype = c10::ScalarType::Undefined;  // Undefined: that of the parameter
+  /// Parameters with the same number are multiplied as one (nn::Module::register_stack): their
+  /// gradients, or flat weights, lie behind each other without gaps in the order of this list.
+  /// -1: alone.
+  int64_t stack = -1;
   c10::ScalarType gradient_dtype() const {
     return grad_dtype == c10::ScalarType::Undefined ? dtype : grad_dtype;
   }

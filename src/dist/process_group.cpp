@@ -73,6 +73,10 @@ std::unique_ptr<KeyStore> open_in_time(const StoreAddress& address, const Launch
 // Begins the report of a rank whose collective failed; a rank that leaves by itself says anything.
 constexpr std::string_view kVictim = "lost: ";
 
+std::string alive_key(int64_t rank) {
+  return fmt::format("alive/{}", rank);
+}
+
 std::string failure_key(int64_t rank) {
   return fmt::format("failed/{}", rank);
 }
@@ -145,7 +149,7 @@ std::unique_ptr<ProcessGroup> ProcessGroup::connect(const GroupOptions& options)
   handshake.facts.emplace_back("backend", options.cuda ? "nccl" : "gloo");
   try {
     shake_hands(*group->store_, handshake);
-    group->world_ = group->make_communicator("world", launch.rank, all);
+    group->world_ = group->make_communicator("world", launch.rank, all, options.cuda);
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
@@ -156,7 +160,8 @@ std::unique_ptr<ProcessGroup> ProcessGroup::connect(const GroupOptions& options)
 }
 
 std::unique_ptr<Communicator> ProcessGroup::make_communicator(const std::string& name, int64_t rank,
-                                                              const std::vector<int64_t>& ranks) {
+                                                              const std::vector<int64_t>& ranks,
+                                                              bool cuda) {
   BackendOptions backend;
   backend.group = name;
   backend.rank = rank;
@@ -173,12 +178,13 @@ std::unique_ptr<Communicator> ProcessGroup::make_communicator(const std::string&
   communicator.warn_after_s = options_.warn_after_s;
   communicator.explain = [this](const FlightEntry& failed) { return explain(failed); };
   return std::make_unique<Communicator>(
-      options_.cuda ? make_nccl_transport(*store_, backend) : make_gloo_transport(*store_, backend),
+      cuda ? make_nccl_transport(*store_, backend) : make_gloo_transport(*store_, backend),
       std::move(communicator));
 }
 
 std::unique_ptr<Communicator> ProcessGroup::make_group(const std::string& name,
-                                                       const std::vector<int64_t>& ranks) {
+                                                       const std::vector<int64_t>& ranks,
+                                                       bool cuda) {
   const auto own = std::find(ranks.begin(), ranks.end(), rank());
   LS_CHECK(own != ranks.end(), InternalError, "group '{}': rank {} is not among {}", name, rank(),
            describe_ranks(ranks));
@@ -190,7 +196,8 @@ std::unique_ptr<Communicator> ProcessGroup::make_group(const std::string& name,
   }
   try {
     // The first member in the name: disjoint groups of one layout may share their name.
-    return make_communicator(fmt::format("{}_{}", name, ranks.front()), own - ranks.begin(), ranks);
+    return make_communicator(fmt::format("{}_{}", name, ranks.front()), own - ranks.begin(), ranks,
+                             cuda);
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
@@ -263,6 +270,55 @@ void ProcessGroup::linger(int64_t readers) {
          seconds_since(begin) < options_.report_wait_s + 1) {
     std::this_thread::sleep_for(kPoll);
   }
+}
+
+void ProcessGroup::start_heartbeat() {
+  if (!store_ || heartbeat_.joinable()) return;
+  heartbeat_ = std::jthread([this](const std::stop_token& stop) { beat(stop); });
+}
+
+void ProcessGroup::beat(const std::stop_token& stop) {
+  std::unique_lock lock(beat_mutex_);
+  try {
+    while (!stop.stop_requested()) {
+      store_->add(alive_key(rank()), 1);
+      beat_wake_.wait_for(lock, stop, std::chrono::seconds(1), [] { return false; });
+    }
+  } catch (const std::exception&) {
+    // The store is gone, which whoever waits for a peer finds out by itself.
+  }
+}
+
+void ProcessGroup::check_peers(double silent_s) {
+  if (!store_) return;
+  const Clock::time_point now = Clock::now();
+  const bool fresh = heard_.empty();
+  heard_.resize(static_cast<size_t>(world_size()), {-1, now});
+  std::vector<int64_t> silent;
+  std::string reports;
+  try {
+    for (int64_t r = 0; r < world_size(); ++r) {
+      if (r == rank()) continue;
+      if (store_->has(failure_key(r))) {
+        const std::string said = store_->get(failure_key(r));
+        reports += fmt::format("{}rank {} reported: {}", reports.empty() ? "" : "; ", r, said);
+      }
+      Heard& heard = heard_[static_cast<size_t>(r)];
+      const int64_t beats = store_->add(alive_key(r), 0);
+      if (beats != heard.beats) heard = {beats, now};
+      if (!fresh && seconds_since(heard.at) > silent_s) silent.push_back(r);
+    }
+  } catch (const std::exception& error) {
+    throw PeerError(
+        fmt::format("rank {}: the store of {} does not answer any more, so it has ended "
+                    "({})",
+                    rank(), options_.launch.agent_store ? "torchrun's agent" : "rank 0",
+                    first_line(error.what())));
+  }
+  LS_CHECK(reports.empty(), PeerError, "rank {} waits for its peers in vain: {}", rank(), reports);
+  LS_CHECK(silent.empty(), PeerError,
+           "rank {} waits for its peers in vain: no sign of life from {} for {:g} s", rank(),
+           describe_ranks(silent), silent_s);
 }
 
 void ProcessGroup::close() {

@@ -8,10 +8,15 @@
 // later is noticed by the next collective at once (its connections close), one that hangs after
 // collective_timeout_s.
 
+#include <chrono>
+#include <condition_variable>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <mutex>
+#include <stop_token>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -23,7 +28,7 @@ namespace longship::dist {
 
 struct GroupOptions {
   LaunchInfo launch;
-  bool cuda = false;  // NCCL on device `launch.local_rank`; else Gloo
+  bool cuda = false;  // world(): NCCL on device `launch.local_rank`; else Gloo
   double setup_timeout_s = 300;
   double collective_timeout_s = 600;
   double report_wait_s = 3;             // after a failure, how long to wait for what the peers say
@@ -53,13 +58,24 @@ class ProcessGroup {
   /// A group of some ranks, this one among them, in the given order; collective among those ranks.
   /// `name` must be the same on them and not used before by another set of ranks.
   std::unique_ptr<Communicator> make_group(const std::string& name,
-                                           const std::vector<int64_t>& ranks);
+                                           const std::vector<int64_t>& ranks) {
+    return make_group(name, ranks, options_.cuda);
+  }
+  /// `cuda`: over NCCL, whatever world() uses.
+  std::unique_ptr<Communicator> make_group(const std::string& name,
+                                           const std::vector<int64_t>& ranks, bool cuda);
 
   /// Tells the peers why this rank leaves, so that their messages can say so; call it before the
   /// error leaves the scope of this object. They learn it when the object goes away: its
   /// connections close first, and rank 0 then keeps the store for report_wait_s + 1 s at most.
   /// Never throws.
   void report_failure(const std::string& why) noexcept;
+  /// From now on a thread says in the store, every second, that this process lives. For waits that
+  /// no closed connection ends: those for a device.
+  void start_heartbeat();
+  /// Throws PeerError naming the ranks that have reported a failure, or whose heartbeat has not
+  /// been heard for silent_s since this was first called. Every rank must have begun its heartbeat.
+  void check_peers(double silent_s);
   /// Normal end: waits until every rank is here (at most collective_timeout_s), so that rank 0 does
   /// not take the store away from ranks that still work. Throws PeerError.
   void close();
@@ -67,14 +83,24 @@ class ProcessGroup {
  private:
   explicit ProcessGroup(const GroupOptions& options) : options_(options) {}
   std::unique_ptr<Communicator> make_communicator(const std::string& name, int64_t rank,
-                                                  const std::vector<int64_t>& ranks);
+                                                  const std::vector<int64_t>& ranks, bool cuda);
   std::string explain(const FlightEntry& failed);
   void linger(int64_t readers);
 
   GroupOptions options_;
+  void beat(const std::stop_token& stop);
+
   std::unique_ptr<KeyStore> store_;
   std::unique_ptr<Communicator> world_;
   bool reported_ = false;
+  struct Heard {
+    int64_t beats = -1;
+    std::chrono::steady_clock::time_point at;
+  };
+  std::vector<Heard> heard_;  // by rank; empty before the first check_peers()
+  std::mutex beat_mutex_;
+  std::condition_variable_any beat_wake_;
+  std::jthread heartbeat_;  // last: joined before the store goes away
 };
 
 /// The ranks of one HSDP layout: consecutive ranks shard, equal places in the shard groups

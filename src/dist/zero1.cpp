@@ -17,8 +17,9 @@ double squared_norm(std::span<const ShardSlice> slices) {
   return sum;
 }
 
-Zero1::Zero1(Communicator& communicator, BucketPlan plan, std::vector<ReducedParam> params)
-    : reducer_(communicator, plan, params, ReduceMode::kReduceScatter) {
+Zero1::Zero1(Communicator& communicator, BucketPlan plan, std::vector<ReducedParam> params,
+             MissingGradients missing)
+    : reducer_(communicator, plan, params, ReduceMode::kReduceScatter, missing) {
   const at::NoGradGuard no_grad;
   const int64_t rank = communicator.rank();
   for (const Bucket& bucket : plan.buckets) {

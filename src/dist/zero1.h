@@ -54,7 +54,8 @@ class Zero1 {
  public:
   /// Moves the weights into flat tensors. All ranks must hold the same weights
   /// (broadcast_from_first() makes sure). Throws like GradReducer.
-  Zero1(Communicator& communicator, BucketPlan plan, std::vector<ReducedParam> params);
+  Zero1(Communicator& communicator, BucketPlan plan, std::vector<ReducedParam> params,
+        MissingGradients missing = MissingGradients::kError);
   ~Zero1();
 
   GradReducer& reducer() { return reducer_; }

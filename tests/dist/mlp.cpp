@@ -177,6 +177,9 @@ class Run {
     } else if (options.strategy == Strategy::kZero1) {
       zero1_ = std::make_unique<Zero1>(communicator, plan_, mlp_.tensors);
     }
+    if (GradReducer* reducer = zero1_ ? &zero1_->reducer() : ddp_.get()) {
+      reducer->set_first_gradient(options.first_gradient);
+    }
     if (zero1_) {
       optimizer_ = std::make_unique<SliceAdamW>(
           std::vector<ShardSlice>(zero1_->slices().begin(), zero1_->slices().end()));

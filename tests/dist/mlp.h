@@ -49,6 +49,7 @@ struct TrainOptions {
   int64_t micro_batches = 1;
   at::ScalarType dtype = at::kFloat;
   at::ScalarType reduce_dtype = at::kFloat;
+  FirstGradient first_gradient = FirstGradient::kAdded;
 };
 
 struct TrainResult {

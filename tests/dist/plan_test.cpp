@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <map>
 #include <numeric>
 
 #include "base/error.h"
@@ -60,6 +61,46 @@ TEST(Plan, BucketsAreInReverseOrderOfUse) {
   EXPECT_EQ(plan.buckets[2].numel, 64);
   EXPECT_EQ(plan.buckets[0].numel, 8);
   EXPECT_EQ(plan, plan_buckets(params, options));
+}
+
+// Members of a stack lie behind each other, ascending and without gaps, wherever they are in the
+// list, even where they are no multiples of 16 bytes and exceed a bucket together.
+TEST(Plan, StacksStayTogether) {
+  std::vector<ParamSpec> params = {spec("q.w", 33), spec("q.b", 3), spec("k.w", 11), spec("k.b", 1),
+                                   spec("v.w", 11), spec("v.b", 1), spec("after", 9)};
+  for (const size_t i : {0, 2, 4}) params[i].stack = 7;
+  for (const size_t i : {1, 3, 5}) params[i].stack = 2;
+  params[3].source = GradSource::kNone;  // a frozen member is in no bucket
+  for (const int64_t bytes : {64, 4096}) {
+    PlanOptions options;
+    options.world_size = 2;
+    options.first_bucket_bytes = options.bucket_bytes = bytes;
+    const BucketPlan plan = plan_buckets(params, options);
+    std::map<int64_t, std::pair<int64_t, BucketSlot>> slots;
+    for (size_t b = 0; b < plan.buckets.size(); ++b) {
+      for (const BucketSlot& slot : plan.buckets[b].slots) {
+        slots[slot.param] = {static_cast<int64_t>(b), slot};
+      }
+    }
+    ASSERT_EQ(slots.size(), 6u);
+    for (const std::vector<int64_t>& stack : {std::vector<int64_t>{0, 2, 4}, {1, 5}}) {
+      EXPECT_EQ(slots[stack[0]].second.offset % 4, 0);
+      for (size_t k = 1; k < stack.size(); ++k) {
+        EXPECT_EQ(slots[stack[k]].first, slots[stack[0]].first);
+        EXPECT_EQ(slots[stack[k]].second.offset, slots[stack[k - 1]].second.end());
+      }
+    }
+    // Every element belongs to one rank, also inside a stack.
+    std::map<int64_t, int64_t> covered;
+    for (const int64_t rank : {0, 1}) {
+      for (const OwnedSlice& slice : owned_slices(plan, rank)) {
+        covered[slice.param] += slice.end - slice.begin;
+      }
+    }
+    for (const auto& [param, count] : covered) {
+      EXPECT_EQ(count, params[static_cast<size_t>(param)].numel);
+    }
+  }
 }
 
 TEST(Plan, ExternalGradientsComeLastAndFrozenOnesNowhere) {

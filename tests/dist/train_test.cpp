@@ -29,6 +29,22 @@ TEST(TrainTwoRanks, EveryStrategyFollowsTheSingleProcess) {
   }
 }
 
+// Taking autograd's buffer over changes no bit against adding it to zeros.
+TEST(TrainTwoRanks, CopiedFirstGradientsAreTheSameBits) {
+  for (const Strategy strategy : {Strategy::kDdp, Strategy::kZero1}) {
+    for (const int64_t micro : {1, 3}) {
+      TrainOptions options;
+      options.strategy = strategy;
+      options.micro_batches = micro;
+      const TrainResult added = train_ranks(2, options);
+      options.first_gradient = FirstGradient::kCopied;
+      const TrainResult copied = train_ranks(2, options);
+      EXPECT_EQ(copied.losses, added.losses) << micro;
+      EXPECT_EQ(copied.weights, added.weights) << micro;
+    }
+  }
+}
+
 // One rank without peers goes through the same code.
 TEST(TrainTwoRanks, OneRankAlone) {
   const TrainResult reference = train_ranks(1, {});
