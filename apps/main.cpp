@@ -23,7 +23,8 @@ namespace {
 
 constexpr const char* kFooter =
     R"(Exit codes: 0 ok, 1 other (also: a parity case failed), 2 configuration or usage, 3 data,
-4 checkpoint or weights, 5 device or out of memory, 6 non-finite numbers, 130 interrupted after a clean save.
+4 checkpoint or weights, 5 device or out of memory, 6 non-finite numbers, 7 a peer or a collective failed,
+130 interrupted after a clean save.
 
 First steps: scripts/demo.sh trains a small Pi0.5 on the shipped PushT episodes;
 'longship train --explain CONFIG' shows every setting with its meaning.)";

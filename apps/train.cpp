@@ -11,8 +11,10 @@
 #include "base/config/load.h"
 #include "base/error.h"
 #include "base/strings.h"
+#include "dist/launch.h"
 #include "models/spec.h"
 #include "train/open_loop_run.h"
+#include "train/parallel.h"
 #include "train/recipe.h"
 #include "train/session.h"
 #include "train/trainer.h"
@@ -48,11 +50,23 @@ int run(const Options& options) {
     fmt::print("{}", options.explain ? config::describe(recipe) : train::dump(recipe));
     return 0;
   }
+  const auto parallel = train::Parallel::connect(recipe, dist::read_launch());
   train::TrainOptions train_options;
   train_options.overwrite = options.overwrite;
   train_options.command = resume_command(options);
-  const train::TrainOutcome outcome =
-      train::train(recipe, train::open_dataset(recipe), train_options, lookup);
+  train_options.parallel = parallel.get();
+  std::shared_ptr<const data::Dataset> dataset;
+  try {
+    dataset = train::open_dataset(recipe);
+  } catch (const std::exception& error) {
+    parallel->leave(error.what());
+    throw;
+  }
+  const train::TrainOutcome outcome = train::train(recipe, dataset, train_options, lookup);
+  parallel->close();
+  if (!parallel->first()) {
+    return outcome.interrupted ? static_cast<int>(ExitCode::kInterrupted) : 0;
+  }
   if (outcome.interrupted) return static_cast<int>(ExitCode::kInterrupted);
   if (!recipe.eval.open_loop || !outcome.finished) return 0;
   train::OpenLoopRequest request;

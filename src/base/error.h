@@ -64,6 +64,13 @@ class NonFiniteError : public Error {
   explicit NonFiniteError(const std::string& message) : Error(ExitCode::kNonFinite, message) {}
 };
 
+/// A peer that is missing, died, hangs or does not fit, or a collective that failed: names rank,
+/// collective and step.
+class PeerError : public Error {
+ public:
+  explicit PeerError(const std::string& message) : Error(ExitCode::kPeer, message) {}
+};
+
 /// Shapes or dtypes that do not fit: a fault of the calling code, or of weights used with the wrong
 /// configuration.
 class ShapeError : public Error {
@@ -91,6 +98,8 @@ class InternalError : public Error {
       throw DeviceError(message);
     case ExitCode::kNonFinite:
       throw NonFiniteError(message);
+    case ExitCode::kPeer:
+      throw PeerError(message);
     default:
       throw Error(code, message);
   }

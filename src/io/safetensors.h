@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <span>
 #include <string>
@@ -107,12 +108,14 @@ class SafetensorsFile {
 };
 
 /// A tensor to be written. `data` is row-major and contiguous, host memory, numel * dtype_bytes
-/// bytes.
+/// bytes. Where it is null, `fetch` is called when the tensor's turn has come, and its result must
+/// stay valid until the next call; tensors are fetched in the order of the file.
 struct TensorView {
   std::string name;
   DType dtype = DType::kF32;
   std::vector<int64_t> shape;
   const void* data = nullptr;
+  std::function<const void*()> fetch = nullptr;
 };
 
 /// Writes a file through a temporary one in the same folder (fsync, rename), so `path` is either

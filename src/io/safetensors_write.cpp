@@ -89,7 +89,9 @@ void write_safetensors(const std::filesystem::path& path, std::span<const Tensor
   out.write(length.data(), length.size());
   out.write(text);
   for (size_t i = 0; i < order.size(); ++i) {
-    if (sizes[i] > 0) out.write(order[i]->data, sizes[i]);
+    const void* data =
+        order[i]->data == nullptr && order[i]->fetch ? order[i]->fetch() : order[i]->data;
+    if (sizes[i] > 0) out.write(data, sizes[i]);
   }
   out.commit();
 }

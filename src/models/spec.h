@@ -112,6 +112,13 @@ class Policy {
   virtual nn::Module& module() = 0;
   /// Every parameter in a stable order under its public name. Freeze options are already applied.
   virtual std::vector<ParamInfo> parameters() = 0;
+  /// Names of all parameters in the order in which the forward pass first needs them. Gradients
+  /// come in the reverse order, which is the order in which several processes exchange them.
+  virtual std::vector<std::string> use_order() {
+    std::vector<std::string> names;
+    for (const ParamInfo& info : parameters()) names.push_back(info.name);
+    return names;
+  }
   /// Completes a training batch on the host before it goes to the device: random draws from `key`
   /// and the sample ids, index tables, padding to buckets. Thread-safe; does nothing twice.
   virtual void prepare(Batch& batch, const DrawKey& key) const = 0;

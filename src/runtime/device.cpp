@@ -70,6 +70,19 @@ c10::Device parse_device(const std::string& text) {
 #endif
 }
 
+int64_t num_cuda_devices() {
+#ifdef LS_CUDA_ENABLED
+  if (cuda_available()) return c10::cuda::device_count();
+#endif
+  return 0;
+}
+
+void set_current_device([[maybe_unused]] c10::Device device) {
+#ifdef LS_CUDA_ENABLED
+  if (device.is_cuda()) c10::cuda::set_device(device.index());
+#endif
+}
+
 std::string describe(c10::Device device) {
   if (device.is_cpu()) return fmt::format("CPU, {} threads", at::get_num_threads());
 #ifdef LS_CUDA_ENABLED

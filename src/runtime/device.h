@@ -3,6 +3,7 @@
 
 #include <c10/core/Device.h>
 
+#include <cstdint>
 #include <string>
 
 namespace longship::runtime {
@@ -13,6 +14,11 @@ bool cuda_available();
 /// "auto" (CUDA when available, else CPU), "cpu", "cuda" or "cuda:N". Throws ConfigError for other
 /// words and DeviceError when the asked device is not there.
 c10::Device parse_device(const std::string& text);
+
+/// CUDA devices that this process can use; 0 where cuda_available() is false.
+int64_t num_cuda_devices();
+/// Makes a CUDA device the one that this thread uses when none is named. Nothing for a CPU.
+void set_current_device(c10::Device device);
 
 /// A line for logs, e.g. "CPU, 2 threads" or "NVIDIA H200 (139.8 GiB)".
 std::string describe(c10::Device device);

@@ -7,16 +7,25 @@
 
 namespace longship::train {
 
-Assembly assemble(const Recipe& bound, at::Device device) {
+Assembly assemble(const Recipe& bound, at::Device device, Parallel* parallel) {
   Assembly out;
   out.policy = bound.family->build(*bound.model, build_options(bound, device));
   AdamWConfig config = bound.optim.adamw();
   config.fused = bound.perf.fused_optimizer;
-  out.optimizer = std::make_unique<AdamW>(out.policy->parameters(), config);
+  std::vector<std::string> trained;
+  for (const models::ParamInfo& info : out.policy->parameters()) {
+    if (info.role != models::ParamRole::kFrozen) trained.push_back(info.name);
+  }
+  if (parallel != nullptr && parallel->distributed()) {
+    out.sync = std::make_unique<GradientSync>(*parallel->data(), bound.parallel, *out.policy);
+  }
+  out.optimizer = std::make_unique<AdamW>(out.sync ? out.sync->updated() : out.policy->parameters(),
+                                          config, trained);
   std::set<std::string> updated;
   for (const AdamW::Entry& entry : out.optimizer->entries()) updated.insert(entry.name);
   const models::PreciseSink sink = [&](const std::string& name, const at::Tensor& value) {
-    if (updated.contains(name)) out.optimizer->set_master(name, value);
+    if (!updated.contains(name)) return;
+    out.optimizer->set_master(name, out.sync ? out.sync->own_part(name, value) : value);
   };
   fill_weights(*out.policy, bound, sink);
   StepEngineOptions options;
@@ -24,6 +33,10 @@ Assembly assemble(const Recipe& bound, at::Device device) {
   options.graph = parse_graph_mode(bound.train.cuda_graph);
   options.copy_ahead = bound.perf.copy_ahead;
   options.fused_update = bound.perf.fused_optimizer;
+  options.sync = out.sync.get();
+  if (out.sync) {
+    options.while_waiting = [parallel](double waited_s) { parallel->watch(waited_s); };
+  }
   out.engine = make_step_engine(*out.policy, *out.optimizer, options);
   return out;
 }

@@ -7,7 +7,6 @@
 #include "base/log.h"
 #include "data/mixture.h"
 #include "data/stats.h"
-#include "io/tensor_io.h"
 #include "train/session.h"
 
 namespace longship::train {
@@ -67,15 +66,28 @@ void fill_weights(models::Policy& policy, const Recipe& recipe, const models::Pr
 fs::path save_checkpoint(CheckpointStore& store, const CheckpointContents& contents,
                          models::Policy& policy, const AdamW& optimizer,
                          const TrainerState& state) {
+  CheckpointTensors tensors;
+  tensors.weights = policy.export_weights(export_values(optimizer));
+  for (const auto& [name, tensor] : optimizer.state()) {
+    tensors.optimizer.push_back(
+        {name, tensor.scalar_type(), tensor.sizes().vec(), [tensor] { return tensor; }});
+  }
+  return write_checkpoint(store, contents, policy, tensors, state);
+}
+
+fs::path write_checkpoint(CheckpointStore& store, const CheckpointContents& contents,
+                          models::Policy& policy, const CheckpointTensors& tensors,
+                          const TrainerState& state) {
   const Recipe& recipe = *contents.recipe;
   io::NamedTensors weights;
   uint64_t needed = 0;
-  for (models::NamedTensor& t : policy.export_weights(export_values(optimizer))) {
+  for (const models::NamedTensor& t : tensors.weights) {
     needed += bytes_of(t.tensor);
     weights.emplace_back(t.name, t.tensor.detach());
   }
-  const io::NamedTensors optimizer_state = optimizer.state();
-  for (const auto& [name, tensor] : optimizer_state) needed += bytes_of(tensor);
+  for (const io::LazyTensor& t : tensors.optimizer) {
+    needed += static_cast<uint64_t>(c10::multiply_integers(t.shape)) * c10::elementSize(t.dtype);
+  }
   io::NamedTensors policy_state;
   for (models::NamedTensor& t : policy.training_state())
     policy_state.emplace_back(t.name, t.tensor);
@@ -87,7 +99,7 @@ fs::path save_checkpoint(CheckpointStore& store, const CheckpointContents& conte
                       recipe.family->export_config_json(*recipe.model, *contents.dataset), code);
     write_file_atomic(folder / "config.yaml", contents.recipe_yaml, code);
     write_file_atomic(folder / "stats.json", contents.stats_json, code);
-    io::save_tensors(folder / "state" / "optimizer.safetensors", optimizer_state);
+    io::save_tensors(folder / "state" / "optimizer.safetensors", tensors.optimizer);
     if (!policy_state.empty()) {
       io::save_tensors(folder / "state" / "policy.safetensors", policy_state);
     }
@@ -95,13 +107,38 @@ fs::path save_checkpoint(CheckpointStore& store, const CheckpointContents& conte
   });
 }
 
+namespace {
+
+// The state of the parts that this process updates, from the file of the whole. What belongs to no
+// parameter of the model goes on to the optimizer, which complains.
+io::NamedTensors read_own_state(const fs::path& file, const GradientSync* sync) {
+  const io::Weights weights = io::open_weights(file);
+  io::NamedTensors out;
+  for (const io::TensorInfo& info : weights.tensors()) {
+    at::Tensor whole = io::to_tensor(weights, info);
+    const std::string name = info.name.substr(info.name.find('.') + 1);
+    if (sync != nullptr && sync->knows(name)) {
+      LS_CHECK(sync->has_shape(name, whole), CheckpointError,
+               "{}: {} has another shape than the "
+               "parameter",
+               file.string(), io::describe(info));
+      whole = sync->own_part(name, whole);
+      if (whole.defined() && sync->sliced()) whole = whole.clone();  // lets the rest go
+    }
+    if (whole.defined()) out.emplace_back(info.name, std::move(whole));
+  }
+  return out;
+}
+
+}  // namespace
+
 void load_training_state(const fs::path& checkpoint, models::Policy& policy, AdamW& optimizer,
-                         int64_t num_updates) {
+                         int64_t num_updates, const GradientSync* sync) {
   policy.load_weights(checkpoint, {});
   const fs::path file = checkpoint / "state" / "optimizer.safetensors";
-  const std::map<std::string, at::Tensor> state = io::load_tensors(file);
+  const io::NamedTensors state = read_own_state(file, sync);
   try {
-    optimizer.load_state({state.begin(), state.end()}, num_updates);
+    optimizer.load_state(state, num_updates);
   } catch (const CheckpointError& error) {
     throw CheckpointError(fmt::format("{}: {}", file.string(), error.what()));
   }

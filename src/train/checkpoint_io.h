@@ -5,8 +5,10 @@
 #include <string>
 
 #include "data/dataset.h"
+#include "io/tensor_io.h"
 #include "models/spec.h"
 #include "train/checkpoint.h"
+#include "train/gradient_sync.h"
 #include "train/optimizer.h"
 #include "train/recipe.h"
 #include "train/run_folder.h"
@@ -38,8 +40,20 @@ std::filesystem::path save_checkpoint(CheckpointStore& store, const CheckpointCo
                                       models::Policy& policy, const AdamW& optimizer,
                                       const TrainerState& state);
 
+/// The tensors of a checkpoint: the public weights, and what goes to state/optimizer.safetensors.
+struct CheckpointTensors {
+  std::vector<models::NamedTensor> weights;
+  std::vector<io::LazyTensor> optimizer;
+};
+/// Writes step_N from given tensors; the other save_checkpoint() takes them from the optimizer.
+std::filesystem::path write_checkpoint(CheckpointStore& store, const CheckpointContents& contents,
+                                       models::Policy& policy, const CheckpointTensors& tensors,
+                                       const TrainerState& state);
+
 /// The inverse: frozen weights from model.safetensors, everything else from state/. Bitwise.
+/// `sync`: of several processes; where it divides parameters, each takes its parts (and calls
+/// begin_gather() afterwards). Checkpoints do not depend on how many processes wrote them.
 void load_training_state(const std::filesystem::path& checkpoint, models::Policy& policy,
-                         AdamW& optimizer, int64_t num_updates);
+                         AdamW& optimizer, int64_t num_updates, const GradientSync* sync = nullptr);
 
 }  // namespace longship::train

@@ -7,9 +7,12 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <chrono>
 #include <deque>
+#include <limits>
 #include <map>
 #include <optional>
+#include <thread>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -30,6 +33,13 @@ struct Plan {
   Batches inputs;
   std::unique_ptr<runtime::CapturedGraph> graph;
   bool ran = false;  // once eagerly, so that libraries have made their plans and workspaces
+  /// Collectives inside the graph, which the communicator does not see when it is replayed.
+  std::map<std::string, dist::CollectiveCounter> traffic;
+};
+
+/// Where the device stops to wait for other processes, and goes on.
+struct Exposed {
+  runtime::Event from{/*with_time=*/true}, until{/*with_time=*/true};
 };
 
 /// A step whose report has not been taken. Holds the device batches until the device is done.
@@ -39,6 +49,9 @@ struct Pending {
   Batches batches;
   at::Tensor losses;  // pinned [num_micro, 1 + metrics] fp32
   at::Tensor report;  // pinned, the optimizer's
+  std::vector<std::string> missing;
+  bool exposed_known = false;
+  Exposed exposed;
   runtime::Event done{/*with_time=*/true};
 };
 
@@ -51,6 +64,9 @@ class DeviceStepEngine : public StepEngine {
         compute_(runtime::Stream::make(options.device, true)),
         copy_(runtime::Stream::make(options.device)),
         pool_(options.device) {
+    if (options.sync != nullptr && options.graph == GraphMode::kPerMicrobatch) {
+      options_.sync->keep_gradients_in_place();
+    }
     runtime::synchronize(options.device);  // weights were made on another stream
   }
   ~DeviceStepEngine() override {
@@ -68,11 +84,14 @@ class DeviceStepEngine : public StepEngine {
 
  private:
   Plan& plan_for(const Batches& micro);
+  void reset_gradients();
   void micro_step(const models::Batch& batch, at::Tensor row, int64_t count);
+  void update(Exposed* exposed);
   at::Tensor loss_row(int64_t m) { return losses_.defined() ? losses_.select(0, m) : losses_; }
-  void whole_step(const Batches& batches);
-  void run_captured(Plan& plan, const Batches& batches);
+  void whole_step(const Batches& batches, Exposed* exposed);
+  void run_captured(Plan& plan, const Batches& batches, Pending& pending);
   void capture(Plan& plan, const std::function<void()>& work);
+  void await(const runtime::Event& event) const;
 
   models::Policy& policy_;
   AdamW& optimizer_;
@@ -108,16 +127,39 @@ void DeviceStepEngine::micro_step(const models::Batch& batch, at::Tensor row, in
 }
 
 // With kDrop the backward pass hands over its own gradient buffers; per-micro-batch graphs add to
-// buffers that stay.
-void DeviceStepEngine::whole_step(const Batches& batches) {
-  const int64_t count = static_cast<int64_t>(batches.size());
+// buffers that stay, and so do the buckets of several processes.
+void DeviceStepEngine::reset_gradients() {
+  if (options_.sync != nullptr) return options_.sync->begin_step();
   optimizer_.zero_grad(options_.graph == GraphMode::kPerMicrobatch ? GradReset::kZero
                                                                    : GradReset::kDrop);
+}
+
+// From the gradients to the weights. The events of `exposed`, where it is given, frame the wait for
+// gradients; the collectives themselves run beside the backward pass.
+void DeviceStepEngine::update(Exposed* exposed) {
+  GradientSync* sync = options_.sync;
+  if (sync == nullptr) return optimizer_.enqueue_step();
+  if (exposed != nullptr) exposed->from.record(compute_);
+  sync->finish();
+  if (exposed != nullptr) exposed->until.record(compute_);
+  if (!sync->sums_norm()) return optimizer_.enqueue_step();
+  optimizer_.enqueue_norm();
+  sync->combine_norm(optimizer_.norm());
+  optimizer_.enqueue_update();
+  sync->begin_gather();
+  // A captured step must end on its own stream.
+  if (options_.graph == GraphMode::kFullIteration) sync->wait_weights();
+}
+
+void DeviceStepEngine::whole_step(const Batches& batches, Exposed* exposed) {
+  const int64_t count = static_cast<int64_t>(batches.size());
+  reset_gradients();
   policy_.begin_step();
   for (int64_t m = 0; m < count; ++m) {
+    if (options_.sync != nullptr) options_.sync->begin_micro_batch(m + 1 == count);
     micro_step(*batches[static_cast<size_t>(m)], loss_row(m), count);
   }
-  optimizer_.enqueue_step();
+  update(exposed);
 }
 
 void DeviceStepEngine::capture(Plan& plan, const std::function<void()>& work) {
@@ -129,19 +171,26 @@ void DeviceStepEngine::capture(Plan& plan, const std::function<void()>& work) {
   ++facts_.captures;
 }
 
-void DeviceStepEngine::run_captured(Plan& plan, const Batches& batches) {
+void DeviceStepEngine::run_captured(Plan& plan, const Batches& batches, Pending& pending) {
   const int64_t count = static_cast<int64_t>(batches.size());
+  GradientSync* sync = options_.sync;
   if (options_.graph == GraphMode::kFullIteration) {
     for (size_t m = 0; m < batches.size(); ++m) plan.inputs[m]->copy_values(*batches[m]);
-    if (!plan.graph) {
-      optimizer_.zero_grad(GradReset::kDrop);
-      capture(plan, [&] { whole_step(plan.inputs); });
+    if (plan.graph) {
+      if (sync != nullptr) sync->communicator().count_again(plan.traffic);
+    } else {
+      if (sync == nullptr) optimizer_.zero_grad(GradReset::kDrop);
+      const auto before = sync == nullptr ? plan.traffic : sync->communicator().counters();
+      capture(plan, [&] { whole_step(plan.inputs, nullptr); });
+      if (sync != nullptr) {
+        plan.traffic = dist::difference(sync->communicator().counters(), before);
+      }
     }
     plan.graph->replay();
     facts_.graph_nodes = plan.graph->num_nodes();
     return;
   }
-  optimizer_.zero_grad(GradReset::kZero);
+  reset_gradients();
   policy_.begin_step();
   for (int64_t m = 0; m < count; ++m) {
     models::Batch& input = *plan.inputs.front();
@@ -151,7 +200,14 @@ void DeviceStepEngine::run_captured(Plan& plan, const Batches& batches) {
     loss_row(m).copy_(row_);
   }
   facts_.graph_nodes = plan.graph->num_nodes() * count;
-  optimizer_.enqueue_step();
+  if (sync != nullptr) {
+    // One graph serves every micro-batch, so nothing is sent in the last one; all gradients are
+    // complete here.
+    sync->begin_micro_batch(/*last=*/true);
+    sync->all_gradients_ready();
+  }
+  pending.exposed_known = true;
+  update(&pending.exposed);
 }
 
 Plan& DeviceStepEngine::plan_for(const Batches& micro) {
@@ -197,14 +253,17 @@ void DeviceStepEngine::submit(int64_t step, Batches micro, int64_t num_updates,
                             {num_updates + 1, next.lr, next.weight_decay});
   Plan& plan = plan_for(pending.batches);
   if (options_.graph == GraphMode::kNone) {
-    whole_step(pending.batches);
+    pending.exposed_known = true;
+    whole_step(pending.batches, &pending.exposed);
   } else if (!plan.ran) {
     const runtime::PoolScope in_pool(pool_, compute_);
-    whole_step(pending.batches);
+    pending.exposed_known = true;
+    whole_step(pending.batches, &pending.exposed);
     plan.ran = true;
   } else {
-    run_captured(plan, pending.batches);
+    run_captured(plan, pending.batches, pending);
   }
+  if (options_.sync != nullptr) pending.missing = options_.sync->missing();
   const auto to_host = [](const at::Tensor& device) {
     at::Tensor host =
         at::empty(device.sizes(), device.options().device(at::kCPU).pinned_memory(true));
@@ -217,15 +276,30 @@ void DeviceStepEngine::submit(int64_t step, Batches micro, int64_t num_updates,
   pending_.push_back(std::move(pending));
 }
 
+void DeviceStepEngine::await(const runtime::Event& event) const {
+  if (!options_.while_waiting) return event.synchronize();
+  const auto begin = std::chrono::steady_clock::now();
+  while (!event.done()) {
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+    const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - begin;
+    options_.while_waiting(waited.count());
+  }
+}
+
 StepReport DeviceStepEngine::take_report() {
   LS_CHECK(!pending_.empty(), InternalError, "no step was submitted");
   Pending pending = std::move(pending_.front());
   pending_.pop_front();
-  pending.done.synchronize();
+  await(pending.done);
   StepReport out;
   out.step = pending.step;
   if (last_end_) out.device_ms = pending.done.ms_since(*last_end_);
   last_end_ = std::move(pending.done);
+  if (options_.sync != nullptr) {
+    out.missing = std::move(pending.missing);
+    out.exposed_ms = pending.exposed_known ? pending.exposed.until.ms_since(pending.exposed.from)
+                                           : std::numeric_limits<double>::quiet_NaN();
+  }
   const int64_t columns = pending.losses.size(1);
   const float* values = pending.losses.const_data_ptr<float>();
   for (const std::string& name : metric_names_) out.extra.emplace_back(name, 0.0);

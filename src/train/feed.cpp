@@ -129,16 +129,17 @@ std::shared_ptr<UnreadableSamples> unreadable_samples(const Recipe& recipe,
 BatchFeed::BatchFeed(const Recipe& recipe, const data::Dataset& dataset,
                      const models::Transform& transform, const models::Policy& policy,
                      const data::ShuffledStream& stream, bool pin, int64_t first_step,
-                     int64_t last_step)
-    : num_micro_(recipe.train.num_micro()),
+                     int64_t last_step, const BatchShare& share)
+    : num_micro_(recipe.train.num_micro(share.world_size)),
       maker_(dataset, transform, policy, pin, unreadable_samples(recipe, stream)) {
-  const int64_t micro = recipe.train.global_batch / num_micro_;
+  const int64_t micro = recipe.train.micro_size(share.world_size);
   const uint64_t seed = static_cast<uint64_t>(recipe.train.seed);
-  // Micro-batch i of the run: the micro-batches of a step are neighbours, so it starts at sample
-  // i * micro.
-  const auto produce = [this, &stream, micro, seed](int64_t i) {
+  // Micro-batch i of this process: those of a step are neighbours in its own count, and lie
+  // between the other processes' in the global batch.
+  const auto produce = [this, &stream, micro, seed, share](int64_t i) {
+    const int64_t first = (i * share.world_size + share.rank) * micro;
     std::vector<int64_t> ids;
-    for (int64_t k = 0; k < micro; ++k) ids.push_back(stream.at(i * micro + k));
+    for (int64_t k = 0; k < micro; ++k) ids.push_back(stream.at(first + k));
     return maker_.make(ids, {seed, static_cast<uint64_t>(i / num_micro_)});
   };
   prefetcher_ = std::make_unique<OrderedPrefetcher<std::unique_ptr<models::Batch>>>(

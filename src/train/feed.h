@@ -65,13 +65,20 @@ struct FeedCounters {
   StageTimes stages;
 };
 
+/// Which of several processes reads: of a step's global batch it takes the samples
+/// [(j * world_size + rank) * m, + m) as its micro-batch j of m samples, so that the order of the
+/// samples is the same for every number of processes.
+struct BatchShare {
+  int64_t rank = 0, world_size = 1;
+};
+
 class BatchFeed {
  public:
-  /// Micro-batches of steps `first_step` .. `last_step`. Pinned when `pin`. Everything given by
-  /// reference must outlive the feed; its workers are joined in the destructor.
+  /// This process's micro-batches of steps `first_step` .. `last_step`. Pinned when `pin`.
+  /// Everything given by reference must outlive the feed; its workers are joined in the destructor.
   BatchFeed(const Recipe& recipe, const data::Dataset& dataset, const models::Transform& transform,
             const models::Policy& policy, const data::ShuffledStream& stream, bool pin,
-            int64_t first_step, int64_t last_step);
+            int64_t first_step, int64_t last_step, const BatchShare& share = {});
 
   /// The micro-batches of the next step; waits for them. Rethrows what a worker threw.
   std::vector<std::unique_ptr<models::Batch>> next_step();

@@ -52,6 +52,15 @@ std::vector<std::pair<std::string, double>> flatten(const PipelineRecord& p) {
   return out;
 }
 
+std::vector<std::pair<std::string, double>> flatten(const ParallelRecord& p) {
+  return {{"comm_mb", p.wire_mb},
+          {"comm_ms", p.comm_ms},
+          {"comm_exposed_ms", p.exposed_ms},
+          {"slowest_rank", static_cast<double>(p.slowest_rank)},
+          {"slowest_ms", p.slowest_ms},
+          {"fastest_ms", p.fastest_ms}};
+}
+
 }  // namespace
 
 std::string to_json_line(const MetricsRecord& r) {
@@ -70,6 +79,11 @@ std::string to_json_line(const MetricsRecord& r) {
     line["data_queue_capacity"] = r.pipeline->queue_capacity;
     for (const auto& [name, value] : flatten(*r.pipeline)) line[name] = number(value);
   }
+  if (r.parallel) {
+    line["world_size"] = r.parallel->world_size;
+    for (const auto& [name, value] : flatten(*r.parallel)) line[name] = number(value);
+    line["slowest_rank"] = r.parallel->slowest_rank;
+  }
   for (const auto& [name, value] : r.extra) line[name] = number(value);
   return line.dump();
 }
@@ -83,6 +97,15 @@ std::string to_console_line(const MetricsRecord& r, int64_t num_steps, double et
     for (const auto& [stage, share] : r.pipeline->stages) busy += share;
     line += fmt::format("  queue {:.1f}/{}  workers {:.0f} %", r.pipeline->queue,
                         r.pipeline->queue_capacity, 100 * busy);
+  }
+  if (r.parallel) {
+    const ParallelRecord& p = *r.parallel;
+    if (std::isfinite(p.exposed_ms))
+      line += fmt::format("  exchange waits {:.1f} ms", p.exposed_ms);
+    if (std::isfinite(p.slowest_ms) && p.fastest_ms > 0) {
+      line += fmt::format("  slowest rank {} (+{:.0f} %)", p.slowest_rank,
+                          100 * (p.slowest_ms / p.fastest_ms - 1));
+    }
   }
   if (r.skipped_steps > 0) line += fmt::format("  skipped {}", r.skipped_steps);
   if (r.step < num_steps) line += "  ETA " + human_duration(eta_s);
@@ -130,6 +153,11 @@ void MetricsLog::write(const MetricsRecord& r) {
   if (r.pipeline) {
     for (const auto& [name, value] : flatten(*r.pipeline)) {
       events_->scalar("speed/" + name, r.step, value);
+    }
+  }
+  if (r.parallel) {
+    for (const auto& [name, value] : flatten(*r.parallel)) {
+      if (std::isfinite(value)) events_->scalar("parallel/" + name, r.step, value);
     }
   }
   for (const auto& [name, value] : r.extra) events_->scalar("train/" + name, r.step, value);

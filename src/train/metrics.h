@@ -24,6 +24,20 @@ struct PipelineRecord {
   std::vector<std::pair<std::string, double>> stages;  // (stage, share of time at work in it)
 };
 
+/// How several processes worked together; times are per step.
+struct ParallelRecord {
+  int64_t world_size = 1;
+  double wire_mb = 0;     // sent by this process in the exchange of gradients and weights, 10^6
+                          // bytes, as a ring would
+  double comm_ms = 0;     // of these collectives from begin to end, whatever ran meanwhile; NaN on
+                          // a GPU, where only the device knows
+  double exposed_ms = 0;  // of it, waited for with nothing else to do: mean over the processes; NaN
+                          // inside captured steps
+  /// Time of a step without waiting for others, on the slowest and the fastest process.
+  int64_t slowest_rank = 0;
+  double slowest_ms = 0, fastest_ms = 0;
+};
+
 /// One logged step; means over the steps since the last record unless said otherwise.
 struct MetricsRecord {
   int64_t step = 0;  // steps done
@@ -37,6 +51,7 @@ struct MetricsRecord {
   int64_t skipped_steps = 0;  // in the run so far
   int64_t num_samples = 0;    // consumed in the run so far
   std::optional<PipelineRecord> pipeline;
+  std::optional<ParallelRecord> parallel;
   std::vector<std::pair<std::string, double>> extra;  // the family's own scalars
 };
 
@@ -66,7 +81,8 @@ class MetricsLog {
 /// JSON of a record, one line without its end.
 std::string to_json_line(const MetricsRecord& record);
 /// "step 10/300  loss 0.8123  grad_norm 3.10  lr 2.0e-04  52.1 samples/s  data wait 0.3 ms  queue
-/// 3.8/4  workers 41 %  ETA 1 min 20 s"; queue and workers only when they are known.
+/// 3.8/4  workers 41 %  ETA 1 min 20 s"; queue and workers only when they are known; with several
+/// processes "exchange waits 3.1 ms  slowest rank 2 (+4 %)".
 std::string to_console_line(const MetricsRecord& record, int64_t num_steps, double eta_s);
 
 }  // namespace longship::train

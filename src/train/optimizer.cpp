@@ -54,7 +54,8 @@ void ParamGroupConfig::reflect(config::Visitor& visitor) {
                 {.doc = "Weight decay of these parameters; null: optim.weight_decay", .min = 0});
 }
 
-AdamW::AdamW(std::vector<models::ParamInfo> parameters, const AdamWConfig& config)
+AdamW::AdamW(std::vector<models::ParamInfo> parameters, const AdamWConfig& config,
+             std::vector<std::string> all_names)
     : config_(config), on_cpu_(config.fused) {
   const at::NoGradGuard no_grad;
   for (models::ParamInfo& info : parameters) {
@@ -79,7 +80,10 @@ AdamW::AdamW(std::vector<models::ParamInfo> parameters, const AdamWConfig& confi
   }
   LS_CHECK(!entries_.empty(), ConfigError,
            "nothing to train: every parameter is frozen (see model.freeze)");
-  assign_groups();
+  if (all_names.empty()) {
+    for (const Entry& e : entries_) all_names.push_back(e.name);
+  }
+  assign_groups(all_names);
   make_chunks();
   grads_.resize(entries_.size());
   const c10::DeviceType device = entries_.front().param.device().type();
@@ -117,32 +121,36 @@ ops::FusedAdamW& AdamW::fused() {
   return *fused_;
 }
 
-void AdamW::assign_groups() {
-  std::vector<int64_t> matched(config_.groups.size(), 0);
-  std::vector<int64_t> taken(config_.groups.size(), 0);
+void AdamW::assign_groups(const std::vector<std::string>& all_names) {
+  const size_t none = config_.groups.size();
+  const auto group_of = [&](const std::string& name) {
+    size_t i = 0;
+    while (i < none && !matches_glob(config_.groups[i].pattern, name)) ++i;
+    return i;
+  };
   for (Entry& e : entries_) {
-    bool found = false;
-    for (size_t i = 0; i < config_.groups.size(); ++i) {
-      const ParamGroupConfig& group = config_.groups[i];
-      if (!matches_glob(group.pattern, e.name)) continue;
-      ++matched[i];
-      if (found) continue;
-      found = true;
-      ++taken[i];
-      e.lr_scale = group.lr_scale;
-      e.weight_decay = group.weight_decay;
+    const size_t i = group_of(e.name);
+    if (i != none) {
+      e.lr_scale = config_.groups[i].lr_scale;
+      e.weight_decay = config_.groups[i].weight_decay;
     }
     const std::pair rate(e.lr_scale, e.weight_decay);
     const auto known = std::find(rates_.begin(), rates_.end(), rate);
     e.rate = known - rates_.begin();
     if (known == rates_.end()) rates_.push_back(rate);
   }
-  for (size_t i = 0; i < config_.groups.size(); ++i) {
+  std::vector<int64_t> matched(none, 0), taken(none + 1, 0);
+  for (const std::string& name : all_names) {
+    ++taken[group_of(name)];
+    for (size_t i = 0; i < none; ++i) {
+      matched[i] += matches_glob(config_.groups[i].pattern, name) ? 1 : 0;
+    }
+  }
+  for (size_t i = 0; i < none; ++i) {
     LS_CHECK(matched[i] > 0, ConfigError,
              "optim.groups.{}.pattern: '{}' matches none of the {} parameters that are trained; "
              "the first is '{}', the last '{}'",
-             i, config_.groups[i].pattern, entries_.size(), entries_.front().name,
-             entries_.back().name);
+             i, config_.groups[i].pattern, all_names.size(), all_names.front(), all_names.back());
     LS_CHECK(taken[i] > 0, ConfigError,
              "optim.groups.{}.pattern: all {} parameters that '{}' matches are taken by earlier "
              "groups; put the narrower pattern first",

@@ -72,8 +72,10 @@ class AdamW {
  public:
   /// Parameters are held by reference (their tensors alias the model's). Throws ConfigError for a
   /// group pattern that matches no parameter that is updated, or that is hidden by the patterns
-  /// before it.
-  AdamW(std::vector<models::ParamInfo> parameters, const AdamWConfig& config);
+  /// before it. Where other processes update other parts of the model, `parameters` are this one's
+  /// and `all_names` those that any of them updates, for these checks.
+  AdamW(std::vector<models::ParamInfo> parameters, const AdamWConfig& config,
+        std::vector<std::string> all_names = {});
   ~AdamW();
 
   /// Sets fp32 master values before the first step (bf16 training that starts from fp32 weights);
@@ -99,6 +101,12 @@ class AdamW {
   /// norm is not finite, the fault flag is set, or no uploaded scalars fit; the flag is set then.
   /// Throws like grad_norm().
   void enqueue_step();
+  /// The two halves of enqueue_step(): norm() is filled, then the update goes by what it holds.
+  void enqueue_norm();
+  void enqueue_update();
+  /// Norm of the gradients in the report, fp64 [1] on the parameters' device; may be replaced
+  /// between the halves by that of all processes.
+  at::Tensor norm() const;
   /// What the last step did, fp64 on the parameters' device; ops::read_report() reads a copy.
   const at::Tensor& report() const;
   /// int32 [1] on the parameters' device: any value but zero keeps enqueue_step() from changing
@@ -158,7 +166,7 @@ class AdamW {
   // Arguments of one call of the library's kernel.
   struct LibraryLists;
 
-  void assign_groups();
+  void assign_groups(const std::vector<std::string>& all_names);
   void make_chunks();
   ops::FusedAdamW& fused();
   void rebuild_row_flags();

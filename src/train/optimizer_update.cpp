@@ -306,6 +306,22 @@ void AdamW::enqueue_step() {
   fused().step();
 }
 
+void AdamW::enqueue_norm() {
+  const at::NoGradGuard no_grad;
+  collect_grads();
+  fused().bind_grads(grads_);
+  fused().norm();
+}
+
+void AdamW::enqueue_update() {
+  const at::NoGradGuard no_grad;
+  fused().update();
+}
+
+at::Tensor AdamW::norm() const {
+  return report().narrow(0, kernels::kAdamWNorm, 1);
+}
+
 const at::Tensor& AdamW::report() const {
   LS_CHECK(fused_ != nullptr, InternalError, "no asynchronous step was made");
   return fused_->report();

@@ -94,7 +94,26 @@ struct TrainSection {
   std::string on_nonfinite = "stop";
   std::optional<int64_t> max_skipped_steps;
   void reflect(config::Visitor& visitor);
-  int64_t num_micro() const { return micro_batch ? global_batch / *micro_batch : 1; }
+  /// Micro-batches of one of `world_size` processes in a step, and samples in each of them.
+  int64_t num_micro(int64_t world_size = 1) const {
+    return micro_batch ? global_batch / (world_size * *micro_batch) : 1;
+  }
+  int64_t micro_size(int64_t world_size = 1) const {
+    return global_batch / (world_size * num_micro(world_size));
+  }
+};
+
+/// How several processes train together.
+struct ParallelSection {
+  std::string strategy = "none";
+  std::string replicate = "auto";
+  std::string shard = "auto";
+  std::string reduce_dtype = "fp32";
+  std::string reshard = "after_forward";
+  double bucket_mb = 25;
+  double timeout_s = 600;
+  double setup_timeout_s = 300;
+  void reflect(config::Visitor& visitor);
 };
 
 /// Switches of optimisations. Each off gives the plain way to compute the same thing.
@@ -148,6 +167,7 @@ struct Recipe {
   OptimSection optim;
   TrainSection train;
   PerfSection perf;
+  ParallelSection parallel;
   CheckpointSection checkpoint;
   LogSection log;
   EvalSection eval;

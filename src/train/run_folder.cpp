@@ -24,8 +24,20 @@ bool is_empty_or_absent(const fs::path& folder) {
   return !fs::exists(folder) || (fs::is_directory(folder) && fs::is_empty(folder));
 }
 
+// What the processes of a run beside the first write, and all of them when a peer is lost.
+bool is_rank_file(const std::string& name) {
+  return (name.starts_with("train.rank") && name.ends_with(".log")) ||
+         (name.starts_with("flight_") && name.ends_with(".json"));
+}
+
 void remove_run(const fs::path& folder) {
   for (const char* name : kRunFiles) fs::remove_all(folder / name);
+  if (!fs::exists(folder)) return;
+  std::vector<fs::path> others;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    if (is_rank_file(entry.path().filename().string())) others.push_back(entry.path());
+  }
+  for (const fs::path& path : others) fs::remove(path);
 }
 
 std::string list_rejected(const std::vector<Rejected>& rejected) {

@@ -26,12 +26,19 @@ class HostStepEngine : public StepEngine {
     report.step = step;
     std::vector<std::vector<int64_t>> ids;
     std::vector<double> losses;
-    optimizer_.zero_grad();
+    GradientSync* sync = options_.sync;
+    const double exposed_before = sync == nullptr ? 0 : exposed_ms();
+    if (sync == nullptr) {
+      optimizer_.zero_grad();
+    } else {
+      sync->begin_step();
+    }
     policy_.begin_step();
     const double count = static_cast<double>(micro.size());
     for (size_t m = 0; m < micro.size(); ++m) {
       ids.push_back(micro[m]->sample_ids);
       if (!options_.device.is_cpu()) micro[m]->to(options_.device);
+      if (sync != nullptr) sync->begin_micro_batch(m + 1 == micro.size());
       const models::LossResult loss = policy_.loss(*micro[m]);
       (micro.size() == 1 ? loss.loss : loss.loss.div(count)).backward();
       losses.push_back(loss.loss.item<double>());
@@ -41,10 +48,21 @@ class HostStepEngine : public StepEngine {
         report.extra[i].second += loss.metrics[i].second.item<double>() / count;
       }
     }
+    if (sync != nullptr) sync->finish();
     report.grad_norm = optimizer_.grad_norm();
+    if (sync != nullptr) {
+      // A loss that is not finite on one process keeps all of them from the update.
+      const bool bad = !describe_fault(losses, 0, ids).empty();
+      report.grad_norm = sync->combine_norm(report.grad_norm, bad);
+      report.missing = sync->missing();
+    }
     report.fault = describe_fault(losses, report.grad_norm, ids);
     report.updated = report.fault.empty();
-    if (report.updated) optimizer_.apply(now.lr, report.grad_norm, now.weight_decay);
+    if (report.updated) {
+      optimizer_.apply(now.lr, report.grad_norm, now.weight_decay);
+      if (sync != nullptr) sync->begin_gather();
+    }
+    if (sync != nullptr) report.exposed_ms = exposed_ms() - exposed_before;
     const std::chrono::duration<double, std::milli> spent =
         std::chrono::steady_clock::now() - start;
     report.device_ms = spent.count();
@@ -61,6 +79,15 @@ class HostStepEngine : public StepEngine {
   void reset(int64_t /*num_updates*/) override {}
 
  private:
+  /// Time that this thread has waited for others in the exchange of gradients and weights.
+  double exposed_ms() const {
+    double sum = 0;
+    for (const auto& [name, counter] : options_.sync->communicator().counters()) {
+      sum += counter.exposed_ms;
+    }
+    return sum;
+  }
+
   models::Policy& policy_;
   AdamW& optimizer_;
   StepEngineOptions options_;

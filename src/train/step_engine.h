@@ -1,16 +1,20 @@
 #pragma once
 // One optimizer step: forward, backward, gradient norm, clipping, update. The host engine does it
 // at once; the device engine enqueues it, eagerly or as captured graphs, and reads results later.
+// With several processes every one submits the same steps; gradients are exchanged inside, reports
+// are this process's own but for the norm.
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "models/spec.h"
+#include "train/gradient_sync.h"
 #include "train/optimizer.h"
 
 namespace longship::train {
@@ -25,8 +29,12 @@ GraphMode parse_graph_mode(const std::string& name);
 struct StepEngineOptions {
   at::Device device = at::kCPU;
   GraphMode graph = GraphMode::kNone;
-  bool copy_ahead = true;    // copies of the next step overlap this one (device engine)
-  bool fused_update = true;  // false: the library's optimizer kernels, with host reads
+  bool copy_ahead = true;        // copies of the next step overlap this one (device engine)
+  bool fused_update = true;      // false: the library's optimizer kernels, with host reads
+  GradientSync* sync = nullptr;  // several processes; must outlive the engine
+  /// Called again and again while the device engine waits for a step, with the seconds so far; what
+  /// it throws ends the wait. Empty: the host sleeps until the device is done.
+  std::function<void(double waited_s)> while_waiting = nullptr;
 };
 
 /// Learning rate and weight decay of the update that follows `num_updates` updates.
@@ -43,8 +51,13 @@ struct StepReport {
   std::vector<std::pair<std::string, double>> extra;
   bool updated = false;
   double device_ms =
-      0;              // since the end of the step before, on the device (host engine: its own time)
+      0;  // since the end of the step before, on the device (host engine: its own time)
+  /// Of it, waiting for gradients and weights of other processes; NaN where it is not known
+  /// (inside a captured step).
+  double exposed_ms = 0;
   std::string fault;  // empty when loss and norm are finite
+  /// Trainable parameters without a gradient on this process, where other processes may have one.
+  std::vector<std::string> missing;
 };
 
 /// What an engine did, for benches and logs.

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
+#include <optional>
 
 #include "base/error.h"
 #include "base/fs.h"
@@ -20,6 +22,8 @@
 #include "train/feed.h"
 #include "train/metrics.h"
 #include "train/order_log.h"
+#include "train/parallel_checkpoint.h"
+#include "train/parallel_window.h"
 #include "train/run_folder.h"
 #include "train/session.h"
 #include "train/step_engine.h"
@@ -42,6 +46,7 @@ class Run {
         dataset_(std::move(dataset)),
         options_(options),
         lookup_(lookup),
+        parallel_(options.parallel != nullptr ? *options.parallel : alone_),
         store_(recipe.output_dir),
         schedule_(recipe.optim.schedule, recipe.optim.lr, recipe.train.steps) {}
 
@@ -49,17 +54,28 @@ class Run {
 
  private:
   void prepare();
+  void open_log(const StartPlan& plan);
+  void say_what_trains(const TrainingSamples& samples);
+  void put_together(const StartPlan& plan);
   void say_what_runs();
   void start_feed();
+  void run_steps();
   int64_t last_step() const { return recipe_.train.stop_after.value_or(recipe_.train.steps); }
+  void fetch(int64_t step);
   void submit_step(int64_t step);
   void take_reports(int64_t leave_in_flight);
+  bool interrupted() const;
+  void exchange(StepReport& report);
+  void check_gradients(const StepReport& report, bool everywhere);
+  [[noreturn]] void stop_for_data();
   void handle(const StepReport& report);
   void skip_or_stop(const StepReport& report);
   void record(int64_t step, bool force);
+  void write_record(int64_t step);
   void report_progress(const StepReport& report);
   PipelineRecord pipeline_record(double seconds);
   UpdateScalars scalars_of(int64_t num_updates) const;
+  void draw_loss();
   void save();
   void finish();
 
@@ -68,6 +84,8 @@ class Run {
   std::shared_ptr<const data::Dataset> dataset_;
   const TrainOptions& options_;
   const FamilyLookup& lookup_;
+  Parallel alone_;
+  Parallel& parallel_;
   CheckpointStore store_;
   Schedule schedule_;
   at::Device device_ = at::kCPU;
@@ -77,6 +95,7 @@ class Run {
   std::unique_ptr<OrderLog> order_log_;
   std::unique_ptr<MetricsLog> metrics_;
   std::unique_ptr<Progress> progress_;
+  std::optional<InterruptGuard> guard_;
   // Declared after everything its workers use, so that they are joined first.
   std::unique_ptr<BatchFeed> feed_;
   CheckpointContents contents_;
@@ -89,15 +108,24 @@ class Run {
   double wait_ms_ = 0;
   FeedCounters feed_before_;  // at the last record
   double last_lr_ = 0;
+  // Of several processes: the batches of the step at hand, taken one step early so that all know
+  // whether everybody has its own.
+  std::vector<std::unique_ptr<models::Batch>> fetched_;
+  std::string data_fault_;  // why this process has none
+  bool data_fault_anywhere_ = false;
+  bool interrupted_anywhere_ = false;
+  int64_t exchanges_ = 0;
+  ParallelWindow window_;
 };
 
 // Everything that can be wrong is found before the run folder is touched, an earlier run in it
 // removed or a weight loaded.
 void Run::prepare() {
+  check_parallel(recipe_, parallel_.world_size());
   const std::string recipe_yaml = dump(recipe_);
   bound_ = recipe_from(config::parse_yaml_text(recipe_yaml, "resolved recipe"), lookup_);
   bound_.model->bind_dataset(*dataset_);
-  device_ = runtime::parse_device(recipe_.train.device);
+  device_ = parallel_.device(recipe_);
   place_augmentation(bound_, device_);
   transform_ = make_transform(bound_, *dataset_);
   transform_->check_dataset(*dataset_);
@@ -108,13 +136,39 @@ void Run::prepare() {
   state_.dataset_identity =
       identify(*dataset_, {bound_.model->state_column(), bound_.model->action_column()});
   state_.dataset_fingerprint = fingerprint(state_.dataset_identity);
-  const StartPlan plan = plan_start(recipe_, options_.overwrite, state_.dataset_identity, lookup_);
+  parallel_.agree("contents of the datasets", state_.dataset_fingerprint);
+  const StartPlan plan =
+      plan_start_together(parallel_, recipe_, options_.overwrite, state_.dataset_identity, lookup_);
+  open_log(plan);
+  say_what_trains(samples);
+  put_together(plan);
+  if (parallel_.first()) {
+    const fs::path folder = recipe_.output_dir;
+    contents_ = {&bound_, recipe_yaml, dataset_.get(), stats_json(*dataset_, *transform_)};
+    write_file_atomic(folder / "config.yaml", recipe_yaml);
+    metrics_ = std::make_unique<MetricsLog>(folder, resumed_step_, recipe_.log.tensorboard);
+  }
+  say_what_runs();
+}
+
+void Run::open_log(const StartPlan& plan) {
   const fs::path folder = recipe_.output_dir;
-  log::init(options_.quiet ? log::Level::kError : log::Level::kInfo, folder / "train.log");
+  const bool first = parallel_.first();
+  log::init(options_.quiet || !first ? log::Level::kError : log::Level::kInfo,
+            folder / (first ? "train.log" : fmt::format("train.rank{}.log", parallel_.rank())));
   plan.report();
-  store_.remove_partials();
+  if (first) store_.remove_partials();
   apply_library_settings(recipe_);
   log::info("longship {}; {}, {}", version(), runtime::describe(device_), recipe_.train.dtype);
+  if (!parallel_.distributed()) return;
+  log::info("{}: process {} of {}, started by {}{}", recipe_.parallel.strategy, parallel_.rank(),
+            parallel_.world_size(), dist::launcher_name(parallel_.launch().launcher),
+            parallel_.launch().restart_count > 0
+                ? fmt::format(", restart {}", parallel_.launch().restart_count)
+                : "");
+}
+
+void Run::say_what_trains(const TrainingSamples& samples) {
   log::info("{}: {} samples of {} episodes for training, {} episodes held out",
             dataset_->root().string(), with_thousands(stream_->num_samples()),
             samples.split.train_episodes.size(), samples.split.val_episodes.size());
@@ -129,14 +183,30 @@ void Run::prepare() {
     log::info("{} samples for batches of {}: samples are repeated inside a batch",
               stream_->num_samples(), recipe_.train.global_batch);
   }
-  assembly_ = assemble(bound_, device_);
+}
+
+// Model, optimizer and engine, with the state to go on from.
+void Run::put_together(const StartPlan& plan) {
+  parallel_.open_data_plane(device_);
   if (plan.resume_from) {
     TrainerState resumed = plan.state;
     resumed.dataset_identity = state_.dataset_identity;
     resumed.dataset_fingerprint = state_.dataset_fingerprint;
     state_ = std::move(resumed);
+  }
+  parallel_.together([&] {
+    assembly_ = assemble(bound_, device_, &parallel_);
+    if (!plan.resume_from) return;
     load_training_state(*plan.resume_from, *assembly_.policy, *assembly_.optimizer,
-                        state_.num_updates);
+                        state_.num_updates, assembly_.sync.get());
+  });
+  if (assembly_.sync) {
+    // With zero1 a rank has rounded its own parts only.
+    assembly_.sync->begin_gather();
+    assembly_.sync->wait_weights();
+  }
+  check_same_weights(parallel_, *assembly_.policy);
+  if (plan.resume_from) {
     assembly_.engine->reset(state_.num_updates);
     log::info("resumed from {} at step {}", plan.resume_from->string(), state_.step);
     outcome_.checkpoint = *plan.resume_from;
@@ -145,10 +215,6 @@ void Run::prepare() {
   state_.seed = recipe_.train.seed;
   state_.global_batch = recipe_.train.global_batch;
   resumed_step_ = state_.step;
-  contents_ = {&bound_, recipe_yaml, dataset_.get(), stats_json(*dataset_, *transform_)};
-  write_file_atomic(folder / "config.yaml", recipe_yaml);
-  metrics_ = std::make_unique<MetricsLog>(folder, resumed_step_, recipe_.log.tensorboard);
-  say_what_runs();
 }
 
 void Run::say_what_runs() {
@@ -159,16 +225,20 @@ void Run::say_what_runs() {
   }
   log::info("{}: {} parameters, {} frozen", recipe_.family->name(), with_thousands(total),
             with_thousands(frozen));
-  log::info("{} steps of {} samples ({} x {}), {:.1f} passes over the data; run folder {}",
-            recipe_.train.steps, recipe_.train.global_batch, recipe_.train.num_micro(),
-            recipe_.train.global_batch / recipe_.train.num_micro(),
-            stream_->epochs_before(recipe_.train.steps), recipe_.output_dir);
+  const int64_t world = parallel_.world_size();
+  log::info("{} steps of {} samples ({}{} x {}), {:.1f} passes over the data; run folder {}",
+            recipe_.train.steps, recipe_.train.global_batch,
+            world > 1 ? fmt::format("{} processes x ", world) : "", recipe_.train.num_micro(world),
+            recipe_.train.micro_size(world), stream_->epochs_before(recipe_.train.steps),
+            recipe_.output_dir);
 }
 
 void Run::start_feed() {
-  order_log_ = std::make_unique<OrderLog>(*stream_);
+  if (parallel_.distributed()) window_.begin(*parallel_.data());
+  if (parallel_.first()) order_log_ = std::make_unique<OrderLog>(*stream_);
   feed_ = std::make_unique<BatchFeed>(recipe_, *dataset_, *transform_, *assembly_.policy, *stream_,
-                                      device_.is_cuda(), state_.step, last_step());
+                                      device_.is_cuda(), state_.step, last_step(),
+                                      BatchShare{parallel_.rank(), parallel_.world_size()});
 }
 
 UpdateScalars Run::scalars_of(int64_t num_updates) const {
@@ -176,16 +246,109 @@ UpdateScalars Run::scalars_of(int64_t num_updates) const {
           recipe_.optim.weight_decay_ramp.value(recipe_.optim.weight_decay, num_updates)};
 }
 
+// The batches of a step. Alone, what goes wrong is thrown; of several processes each keeps it for
+// the next exchange, because the others must know before they begin the step.
+void Run::fetch(int64_t step) {
+  if (step >= last_step()) return;
+  try {
+    fetched_ = feed_->next_step();
+    wait_ms_ += feed_->wait_ms();
+  } catch (const DataError& error) {
+    if (!parallel_.distributed()) throw;
+    data_fault_ = error.what();
+  }
+}
+
 void Run::submit_step(int64_t step) {
-  order_log_->enter(step);
-  std::vector<std::unique_ptr<models::Batch>> micro = feed_->next_step();
-  wait_ms_ += feed_->wait_ms();
-  assembly_.engine->submit(step, std::move(micro), state_.num_updates,
+  parallel_.set_step(step + 1);
+  if (order_log_) order_log_->enter(step);
+  assembly_.engine->submit(step, std::move(fetched_), state_.num_updates,
                            scalars_of(state_.num_updates), scalars_of(state_.num_updates + 1));
 }
 
 void Run::take_reports(int64_t leave_in_flight) {
-  while (assembly_.engine->in_flight() > leave_in_flight) handle(assembly_.engine->take_report());
+  while (assembly_.engine->in_flight() > leave_in_flight) {
+    StepReport report = assembly_.engine->take_report();
+    if (parallel_.distributed()) exchange(report);
+    handle(report);
+  }
+}
+
+// Whether to leave after the steps that are under way; of several processes this changes in
+// exchange() only, at the same step on all.
+bool Run::interrupted() const {
+  return parallel_.distributed() ? interrupted_anywhere_ : guard_->interrupted();
+}
+
+// This process's report becomes that of all: mean loss, faults and signals of any rank.
+void Run::exchange(StepReport& report) {
+  std::vector<double> own = {report.loss,
+                             report.grad_norm,
+                             report.fault.empty() ? 0.0 : 1.0,
+                             guard_->interrupted() ? 1.0 : 0.0,
+                             data_fault_.empty() ? 0.0 : 1.0,
+                             static_cast<double>(report.missing.size()),
+                             report.device_ms,
+                             report.exposed_ms};
+  constexpr size_t kExtra = 8;
+  for (const auto& [name, value] : report.extra) own.push_back(value);
+  const std::vector<std::vector<double>> rows = parallel_.gather(own);
+  ++exchanges_;
+  const auto any = [&](size_t column) {
+    return std::any_of(rows.begin(), rows.end(), [&](const auto& row) { return row[column] != 0; });
+  };
+  const auto mean = [&](size_t column) {
+    double sum = 0;
+    for (const auto& row : rows) sum += row[column];
+    return sum / static_cast<double>(rows.size());
+  };
+  report.loss = mean(0);
+  for (size_t i = 0; i < report.extra.size(); ++i) report.extra[i].second = mean(kExtra + i);
+  for (size_t r = 1; r < rows.size(); ++r) {
+    const double norm = rows[r][1];
+    if (norm == rows[0][1] || (std::isnan(norm) && std::isnan(rows[0][1]))) continue;
+    parallel_.all_leave();
+    throw InternalError(fmt::format(
+        "step {}: the norm of the gradients is {} on rank 0 and {} on rank {}: the processes have "
+        "drifted apart",
+        report.step + 1, rows[0][1], norm, r));
+  }
+  interrupted_anywhere_ = interrupted_anywhere_ || any(3);
+  data_fault_anywhere_ = data_fault_anywhere_ || any(4);
+  if (any(2)) {
+    // The norm is not finite on any rank; one whose loss is not finite says why.
+    const std::vector<std::string> faults = parallel_.gather_texts(report.fault);
+    size_t witness = 0;
+    while (witness + 1 < rows.size() && std::isfinite(rows[witness][0])) ++witness;
+    if (std::isfinite(rows[witness][0])) {
+      witness = 0;
+      while (faults[witness].empty()) ++witness;
+    }
+    report.fault = fmt::format("rank {}: {}", witness, faults[witness]);
+  }
+  check_gradients(
+      report, std::all_of(rows.begin(), rows.end(), [](const auto& row) { return row[5] > 0; }));
+  window_.add(rows, 6, 7);
+}
+
+// A parameter that no batch of any process reaches would stand still for ever: one process alone
+// refuses it too.
+void Run::check_gradients(const StepReport& report, bool everywhere) {
+  if (!everywhere) return;
+  std::vector<std::string> common = report.missing;
+  for (const std::string& text :
+       parallel_.gather_texts(fmt::format("{}", fmt::join(report.missing, "\n")))) {
+    const std::vector<std::string> names = split(text, '\n');
+    std::erase_if(common, [&](const std::string& name) {
+      return std::find(names.begin(), names.end(), name) == names.end();
+    });
+  }
+  if (common.empty()) return;
+  parallel_.all_leave();
+  throw InternalError(fmt::format(
+      "step {}: {} trainable parameters got no gradient on any rank: {}; the model must declare "
+      "them frozen or decay-only",
+      report.step + 1, common.size(), fmt::join(common, ", ")));
 }
 
 void Run::skip_or_stop(const StepReport& report) {
@@ -194,6 +357,7 @@ void Run::skip_or_stop(const StepReport& report) {
   if (recipe_.train.on_nonfinite == "stop") {
     while (assembly_.engine->in_flight() > 0) assembly_.engine->take_report();
     save();
+    parallel_.all_leave();
     throw NonFiniteError(fmt::format(
         "{}; nothing was updated, and the state before this step is in {}. Look at these samples, "
         "lower optim.lr, or set train.on_nonfinite=skip train.max_skipped_steps=N",
@@ -202,6 +366,7 @@ void Run::skip_or_stop(const StepReport& report) {
   const int64_t most = recipe_.train.max_skipped_steps.value_or(10);
   if (state_.skipped_steps >= most) {
     save();
+    parallel_.all_leave();
     throw NonFiniteError(
         fmt::format("{}; {} steps were skipped already and train.max_skipped_steps is {}. The "
                     "state before this step is in {}",
@@ -268,6 +433,17 @@ PipelineRecord Run::pipeline_record(double seconds) {
 
 void Run::record(int64_t step, bool force) {
   if (!force && step != 1 && step % recipe_.log.every != 0) return;
+  if (metrics_) write_record(step);
+  state_.window_steps = state_.window_updates = 0;
+  state_.window_loss = state_.window_grad_norm = 0;
+  state_.window_extra.clear();
+  timed_steps_ = 0;
+  wait_ms_ = 0;
+  window_.clear();
+  window_start_ = Clock::now();
+}
+
+void Run::write_record(int64_t step) {
   const double seconds = seconds_since(window_start_);
   const double updates = static_cast<double>(state_.window_updates);
   MetricsRecord r;
@@ -282,6 +458,9 @@ void Run::record(int64_t step, bool force) {
   r.skipped_steps = state_.skipped_steps;
   r.num_samples = state_.num_samples;
   if (feed_) r.pipeline = pipeline_record(seconds);
+  if (parallel_.distributed()) {
+    r.parallel = window_.record(*parallel_.data(), device_.is_cpu(), timed_steps_);
+  }
   for (const auto& [name, sum] : state_.window_extra) r.extra.emplace_back(name, sum / updates);
   metrics_->write(r);
   const double per_step = seconds_since(run_start_) / static_cast<double>(step - resumed_step_);
@@ -292,23 +471,23 @@ void Run::record(int64_t step, bool force) {
   } else {
     log::info("{}", line);
   }
-  state_.window_steps = state_.window_updates = 0;
-  state_.window_loss = state_.window_grad_norm = 0;
-  state_.window_extra.clear();
-  timed_steps_ = 0;
-  wait_ms_ = 0;
-  window_start_ = Clock::now();
+}
+
+void Run::draw_loss() {
+  metrics_->draw_loss(
+      fmt::format("{}: training loss", fs::path(recipe_.output_dir).filename().string()));
 }
 
 void Run::save() {
   if (saved_step_ == state_.step) return;
   const auto before = Clock::now();
-  outcome_.checkpoint =
-      save_checkpoint(store_, contents_, *assembly_.policy, *assembly_.optimizer, state_);
+  outcome_.checkpoint = save_together(parallel_, store_, contents_, *assembly_.policy,
+                                      *assembly_.optimizer, assembly_.sync.get(), state_);
   saved_step_ = state_.step;
-  store_.prune(state_.step, recipe_.checkpoint.keep_last, recipe_.checkpoint.keep_every);
-  metrics_->draw_loss(
-      fmt::format("{}: training loss", fs::path(recipe_.output_dir).filename().string()));
+  if (parallel_.first()) {
+    store_.prune(state_.step, recipe_.checkpoint.keep_last, recipe_.checkpoint.keep_every);
+    draw_loss();
+  }
   const double seconds = seconds_since(before);
   log::info("checkpoint {} ({})", outcome_.checkpoint.string(), human_duration(seconds));
   // Saving is no part of the step time.
@@ -316,11 +495,50 @@ void Run::save() {
       std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
 }
 
+void Run::run_steps() {
+  // Of several processes each has its first batch before any begins.
+  const bool ahead = parallel_.distributed();
+  if (ahead) {
+    fetch(state_.step);
+    data_fault_anywhere_ = parallel_.any(!data_fault_.empty());
+  }
+  for (int64_t next = state_.step; next < last_step() && !interrupted(); ++next) {
+    if (data_fault_anywhere_) stop_for_data();
+    if (!ahead) fetch(next);
+    submit_step(next);
+    if (ahead) fetch(next + 1);
+    const bool saves = next + 1 == last_step() ||
+                       (recipe_.checkpoint.every && (next + 1) % *recipe_.checkpoint.every == 0);
+    // With 'skip' the host has to know before the next step whether this one counted.
+    const bool wait = saves || recipe_.train.on_nonfinite == "skip";
+    const int64_t exchanges = exchanges_;
+    take_reports(wait ? 0 : assembly_.engine->lag());
+    // Where no report was due, the exchange that says whether all have their next batch is made up
+    // for.
+    if (ahead && exchanges_ == exchanges) {
+      data_fault_anywhere_ = parallel_.any(!data_fault_.empty());
+    }
+    if (saves && recipe_.checkpoint.every && state_.step % *recipe_.checkpoint.every == 0) save();
+  }
+  take_reports(0);
+}
+
+// A sample of a rank could not be read, so the step did not begin: what was learned so far is kept.
+void Run::stop_for_data() {
+  take_reports(0);
+  save();
+  const std::vector<std::string> faults = parallel_.gather_texts(data_fault_);
+  const auto first = std::find_if(faults.begin(), faults.end(),
+                                  [](const std::string& text) { return !text.empty(); });
+  parallel_.all_leave();
+  throw DataError(fmt::format("rank {}: {}", first - faults.begin(), *first));
+}
+
 TrainOutcome Run::train() {
   prepare();
-  const InterruptGuard guard;
+  guard_.emplace();
   run_start_ = window_start_ = Clock::now();
-  if (log::is_terminal() && !options_.quiet) {
+  if (log::is_terminal() && !options_.quiet && parallel_.first()) {
     progress_ = std::make_unique<Progress>("train", recipe_.train.steps, "step", state_.step);
   }
   if (state_.step >= last_step()) {
@@ -330,23 +548,14 @@ TrainOutcome Run::train() {
     start_feed();
   }
   try {
-    for (int64_t next = state_.step; next < last_step() && !guard.interrupted(); ++next) {
-      submit_step(next);
-      const bool saves = next + 1 == last_step() ||
-                         (recipe_.checkpoint.every && (next + 1) % *recipe_.checkpoint.every == 0);
-      // With 'skip' the host has to know before the next step whether this one counted.
-      const bool wait = saves || recipe_.train.on_nonfinite == "skip";
-      take_reports(wait ? 0 : assembly_.engine->lag());
-      if (saves && recipe_.checkpoint.every && state_.step % *recipe_.checkpoint.every == 0) save();
-    }
-    take_reports(0);
+    run_steps();
   } catch (const DataError&) {
-    // A sample could not be read, so the step did not begin: what was learned so far is kept.
+    if (parallel_.distributed()) throw;
     take_reports(0);
     save();
     throw;
   }
-  outcome_.interrupted = guard.interrupted() && state_.step < last_step();
+  outcome_.interrupted = interrupted() && state_.step < last_step();
   feed_.reset();
   save();
   finish();
@@ -357,9 +566,10 @@ void Run::finish() {
   outcome_.step = state_.step;
   outcome_.finished = state_.step >= recipe_.train.steps;
   progress_.reset();
-  metrics_->flush();
-  metrics_->draw_loss(
-      fmt::format("{}: training loss", fs::path(recipe_.output_dir).filename().string()));
+  if (metrics_) {
+    metrics_->flush();
+    draw_loss();
+  }
   const fs::path folder = recipe_.output_dir;
   if (outcome_.interrupted) {
     log::info("interrupted after step {} of {}; the state is saved in {}", state_.step,
@@ -387,7 +597,12 @@ void Run::finish() {
 TrainOutcome train(const Recipe& recipe, std::shared_ptr<const data::Dataset> dataset,
                    const TrainOptions& options, const FamilyLookup& lookup) {
   Run run(recipe, std::move(dataset), options, lookup);
-  return run.train();
+  try {
+    return run.train();
+  } catch (const std::exception& error) {
+    if (options.parallel != nullptr) options.parallel->leave(error.what());
+    throw;
+  }
 }
 
 }  // namespace longship::train

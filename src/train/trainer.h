@@ -1,5 +1,5 @@
 #pragma once
-// The training loop of one process. It knows families only through models/spec.h.
+// The training loop. It knows families only through models/spec.h.
 
 #include <cstdint>
 #include <filesystem>
@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "train/parallel.h"
 #include "train/recipe.h"
 
 namespace longship::train {
@@ -16,6 +17,7 @@ struct TrainOptions {
   bool overwrite = false;                         // remove an earlier run in output_dir
   bool quiet = false;                             // no console output (tests)
   std::string command = "longship train CONFIG";  // what to type to resume, for messages
+  Parallel* parallel = nullptr;                   // the processes of the run; null: this one alone
 };
 
 struct TrainOutcome {
@@ -37,8 +39,16 @@ struct TrainOutcome {
 /// NonFiniteError; `skip` leaves weights, moments, average and schedule as they were and goes on
 /// with the next samples, at most max_skipped_steps times.
 ///
+/// Several processes (TrainOptions::parallel, connected for this recipe) all call this with their
+/// dataset and return the same outcome. Rank 0 writes the run folder; the others write
+/// train.rank<r>.log there and print errors only. Every decision (where to start, skip, stop, save)
+/// is the same on all of them: a signal or a sample that cannot be read on one rank makes all save
+/// once and leave after the same step. An error of one rank ends the others with a PeerError that
+/// says why, or with the same error.
+///
 /// Throws ConfigError (also when output_dir holds something that must not be overwritten),
-/// DataError, CheckpointError, DeviceError, NonFiniteError.
+/// DataError, CheckpointError, DeviceError, NonFiniteError,
+/// PeerError.
 TrainOutcome train(const Recipe& recipe, std::shared_ptr<const data::Dataset> dataset,
                    const TrainOptions& options, const FamilyLookup& lookup);
 

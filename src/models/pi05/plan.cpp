@@ -67,6 +67,25 @@ std::vector<Pi05Unit> pi05_units(const Pi05Model& model) {
   return units;
 }
 
+std::vector<std::string> pi05_use_order(const Pi05Model& model) {
+  // One product gives all modulations of a step, before anything else (Pi05Model::time_terms).
+  const auto stage = [](const std::string& name) {
+    if (name.starts_with("time_mlp_")) return 0;
+    if (name.find(".dense.") != std::string::npos) return 1;
+    if (name.find(".vision_tower.") != std::string::npos) return 2;
+    if (name.find(".multi_modal_projector.") != std::string::npos) return 3;
+    if (name.find(".lm_head.") != std::string::npos) return 4;
+    if (name.starts_with(kPrefixStream)) return 5;
+    if (name.starts_with("action_out_proj.")) return 8;
+    return name.starts_with("paligemma_with_expert.gemma_expert.") ? 7 : 6;
+  };
+  std::vector<std::string> names;
+  for (const auto& [name, tensor] : model.named_parameters()) names.push_back(name);
+  std::stable_sort(names.begin(), names.end(),
+                   [&](const std::string& a, const std::string& b) { return stage(a) < stage(b); });
+  return names;
+}
+
 std::vector<ParamInfo> pi05_parameters(const Pi05Model& model) {
   const int64_t depth = model.sizes().depth;
   const std::string last_query =

@@ -21,6 +21,11 @@ struct Pi05Unit {
 /// heads. Every parameter is in exactly one unit.
 std::vector<Pi05Unit> pi05_units(const Pi05Model& model);
 
+/// Names of all parameters in the order in which the forward pass first needs them (see
+/// Policy::use_order): time and modulations, pictures, text, prefix layers, suffix, expert layers,
+/// head.
+std::vector<std::string> pi05_use_order(const Pi05Model& model);
+
 /// Role of a parameter: frozen by configuration, dead by structure, decay only, or trainable.
 /// Throws ConfigError when a freeze pattern matches nothing or nothing is left to train.
 std::vector<ParamInfo> pi05_parameters(const Pi05Model& model);

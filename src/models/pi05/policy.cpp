@@ -61,6 +61,10 @@ Pi05Policy::Pi05Policy(const Pi05Config& config, const BuildOptions& options)
   }
 }
 
+std::vector<std::string> Pi05Policy::use_order() {
+  return pi05_use_order(model_);
+}
+
 void Pi05Policy::initialise(uint64_t seed, const PreciseSink& sink) {
   model_.initialise(seed, sink);
 }

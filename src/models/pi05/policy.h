@@ -18,6 +18,7 @@ class Pi05Policy : public Policy {
   nn::Module& module() override { return model_; }
   Pi05Model& model() { return model_; }
   std::vector<ParamInfo> parameters() override { return parameters_; }
+  std::vector<std::string> use_order() override;
   void prepare(Batch& batch, const DrawKey& key) const override;
   void prepare_sampling(Batch& batch, const DrawKey& key) const override;
   void begin_step() override;

@@ -1,0 +1,293 @@
+#include "dist/ddp.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/zeros.h>
+#include <fmt/core.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "base/strings.h"
+
+namespace longship::dist {
+
+// Called by autograd right after it has added to a parameter's gradient.
+class GradReducer::Hook : public torch::autograd::PostAccumulateGradHook {
+ public:
+  Hook(GradReducer* owner, int64_t param) : owner_(owner), param_(param) {}
+  void operator()(const at::Tensor&) override { owner_->gradient_ready(param_); }
+
+ private:
+  GradReducer* owner_;
+  int64_t param_;
+};
+
+GradReducer::GradReducer(Communicator& communicator, BucketPlan plan,
+                         std::vector<ReducedParam> params, ReduceMode mode,
+                         MissingGradients missing)
+    : communicator_(communicator),
+      plan_(std::move(plan)),
+      params_(std::move(params)),
+      mode_(mode),
+      missing_(missing) {
+  LS_CHECK(params_.size() == plan_.params.size(), InternalError,
+           "reducer: {} tensors for a plan of {} parameters", params_.size(), plan_.params.size());
+  LS_CHECK(plan_.options.world_size == communicator_.world_size(), InternalError,
+           "reducer: the plan is for {} ranks, the group has {}", plan_.options.world_size,
+           communicator_.world_size());
+  for (size_t i = 0; i < params_.size(); ++i) check(i);
+  const bool alone = communicator_.world_size() == 1;
+  views_.resize(params_.size());
+  ready_.assign(params_.size(), 0);
+  seen_.assign(params_.size(), 0);
+  for (const Bucket& bucket : plan_.buckets) {
+    BucketState state;
+    const at::TensorOptions options =
+        params_[static_cast<size_t>(bucket.slots.front().param)].param.options().requires_grad(
+            false);
+    const at::ScalarType wire = alone ? bucket.grad_dtype : plan_.options.reduce_dtype;
+    state.flat = at::zeros({bucket.numel}, options.dtype(bucket.grad_dtype));
+    state.wire =
+        wire == bucket.grad_dtype ? state.flat : at::zeros({bucket.numel}, options.dtype(wire));
+    if (mode_ == ReduceMode::kReduceScatter) {
+      state.shard =
+          alone ? state.flat
+                : at::zeros({bucket.numel / communicator_.world_size()}, options.dtype(wire));
+    }
+    for (const BucketSlot& slot : bucket.slots) {
+      const size_t p = static_cast<size_t>(slot.param);
+      const at::Tensor& shape = bucket.external ? params_[p].external_grad : params_[p].param;
+      views_[p] = state.flat.narrow(0, slot.offset, slot.numel).view(shape.sizes());
+      state.expected += plan_.params[p].source == GradSource::kBackward ? 1 : 0;
+    }
+    buckets_.push_back(std::move(state));
+  }
+  for (size_t i = 0; i < params_.size(); ++i) {
+    const GradSource source = plan_.params[i].source;
+    // Unused parameters have hooks too: a gradient that comes although the plan says it cannot
+    // would be lost otherwise.
+    if (source != GradSource::kBackward && source != GradSource::kUnused) continue;
+    torch::autograd::impl::set_post_acc_grad_hooks(
+        params_[i].param, std::make_unique<Hook>(this, static_cast<int64_t>(i)));
+  }
+  begin_step();
+}
+
+GradReducer::~GradReducer() {
+  for (size_t i = 0; i < params_.size(); ++i) {
+    const GradSource source = plan_.params[i].source;
+    if (source != GradSource::kBackward && source != GradSource::kUnused) continue;
+    torch::autograd::impl::set_post_acc_grad_hooks(params_[i].param, nullptr);
+  }
+}
+
+void GradReducer::check(size_t param) const {
+  const ParamSpec& spec = plan_.params[param];
+  const ReducedParam& tensors = params_[param];
+  if (spec.source == GradSource::kNone) return;
+  const at::Tensor& p = tensors.param;
+  LS_CHECK(
+      p.defined() && p.is_contiguous() && p.numel() == spec.numel && p.scalar_type() == spec.dtype,
+      InternalError,
+      "reducer: parameter '{}' is not the contiguous {} tensor of {} elements "
+      "that the plan has",
+      spec.name, c10::toString(spec.dtype), spec.numel);
+  if (spec.source == GradSource::kExternal) {
+    const at::Tensor& g = tensors.external_grad;
+    LS_CHECK(g.defined() && g.is_contiguous() && g.numel() == spec.numel &&
+                 g.scalar_type() == spec.gradient_dtype(),
+             InternalError,
+             "reducer: the external gradient of '{}' is not the contiguous {} "
+             "tensor of {} elements that the plan has",
+             spec.name, c10::toString(spec.gradient_dtype()), spec.numel);
+    return;
+  }
+  LS_CHECK(p.requires_grad() && p.is_leaf(), InternalError,
+           "reducer: parameter '{}' is in the plan but takes no gradient", spec.name);
+  LS_CHECK(spec.gradient_dtype() == spec.dtype, InternalError,
+           "reducer: autograd gives '{}' a gradient of its own dtype {}, the plan has {}",
+           spec.name, c10::toString(spec.dtype), c10::toString(spec.gradient_dtype()));
+}
+
+void GradReducer::install_view(const BucketSlot& slot) {
+  const size_t p = static_cast<size_t>(slot.param);
+  const at::Tensor& view = views_[p];
+  if (plan_.params[p].source == GradSource::kExternal) {
+    at::Tensor& grad = params_[p].external_grad;
+    if (grad.data_ptr() != view.data_ptr()) grad.set_data(view);
+    return;
+  }
+  const at::Tensor& param = params_[p].param;
+  if (!param.grad().defined() || param.grad().data_ptr() != view.data_ptr()) {
+    param.mutable_grad() = view;
+  }
+}
+
+void GradReducer::begin_step() {
+  const at::NoGradGuard no_grad;
+  const std::lock_guard lock(mutex_);
+  sending_ = false;
+  next_ = 0;
+  std::fill(seen_.begin(), seen_.end(), 0);
+  for (size_t b = 0; b < buckets_.size(); ++b) {
+    const bool copied = first_ == FirstGradient::kCopied && !plan_.buckets[b].external;
+    if (!copied) buckets_[b].flat.zero_();
+    buckets_[b].handle = {};
+    for (const BucketSlot& slot : plan_.buckets[b].slots) {
+      const size_t p = static_cast<size_t>(slot.param);
+      if (copied && plan_.params[p].source == GradSource::kBackward) {
+        params_[p].param.mutable_grad() = at::Tensor();
+      } else {
+        install_view(slot);
+      }
+    }
+  }
+}
+
+// Autograd has handed its buffer over as the gradient.
+void GradReducer::take_over(size_t param) {
+  const at::NoGradGuard no_grad;
+  at::Tensor& grad = params_[param].param.mutable_grad();
+  if (grad.data_ptr() == views_[param].data_ptr()) return;
+  views_[param].copy_(grad);
+  grad = views_[param];
+}
+
+// Gaps and unused parameters are zeros from the start and stay so; what no pass has written still
+// holds the means of the step before.
+void GradReducer::fill_unseen() {
+  if (first_ == FirstGradient::kAdded) return;
+  for (const Bucket& bucket : plan_.buckets) {
+    if (bucket.external) continue;
+    for (const BucketSlot& slot : bucket.slots) {
+      const size_t p = static_cast<size_t>(slot.param);
+      if (seen_[p] != 0 || plan_.params[p].source != GradSource::kBackward) continue;
+      views_[p].zero_();
+      install_view(slot);
+    }
+  }
+}
+
+void GradReducer::begin_micro_batch(bool last) {
+  const std::lock_guard lock(mutex_);
+  LS_CHECK(!sending_, InternalError, "reducer: a backward pass after the last one; finish() first");
+  std::fill(ready_.begin(), ready_.end(), 0);
+  for (BucketState& bucket : buckets_) bucket.missing = bucket.expected;
+  sending_ = last;
+  if (last) send_complete(/*include_external=*/false);
+}
+
+void GradReducer::gradient_ready(int64_t param) {
+  const std::lock_guard lock(mutex_);
+  const size_t p = static_cast<size_t>(param);
+  if (first_ == FirstGradient::kCopied && seen_[p] == 0) take_over(p);
+  seen_[p] = 1;
+  if (!sending_) return;
+  const ParamSpec& spec = plan_.params[p];
+  LS_CHECK(spec.source == GradSource::kBackward, InternalError,
+           "reducer: parameter '{}' got a gradient although the plan says that none comes",
+           spec.name);
+  LS_CHECK(ready_[p] == 0, InternalError,
+           "reducer: parameter '{}' got a second gradient in one backward pass, after it was "
+           "counted as complete",
+           spec.name);
+  LS_CHECK(params_[p].param.grad().data_ptr() == views_[p].data_ptr(), InternalError,
+           "reducer: the gradient of '{}' was taken out of its bucket during a step", spec.name);
+  ready_[p] = 1;
+  if (--buckets_[static_cast<size_t>(plan_.bucket_of(param))].missing == 0) {
+    send_complete(/*include_external=*/false);
+  }
+}
+
+void GradReducer::all_gradients_ready() {
+  const std::lock_guard lock(mutex_);
+  LS_CHECK(sending_, InternalError, "reducer: all gradients are ready, but no last pass was begun");
+  std::fill(ready_.begin(), ready_.end(), 1);
+  std::fill(seen_.begin(), seen_.end(), 1);
+  for (BucketState& bucket : buckets_) bucket.missing = 0;
+  send_complete(/*include_external=*/true);
+}
+
+void GradReducer::send_complete(bool include_external) {
+  while (next_ < static_cast<int64_t>(buckets_.size())) {
+    const size_t b = static_cast<size_t>(next_);
+    if (buckets_[b].missing > 0 || (plan_.buckets[b].external && !include_external)) return;
+    send(next_++);
+  }
+}
+
+void GradReducer::send(int64_t index) {
+  const at::NoGradGuard no_grad;
+  BucketState& bucket = buckets_[static_cast<size_t>(index)];
+  const std::string detail = fmt::format("bucket {}", index);
+  if (!bucket.wire.is_same(bucket.flat)) bucket.wire.copy_(bucket.flat);
+  bucket.handle = mode_ == ReduceMode::kAllReduce
+                      ? communicator_.all_reduce(bucket.wire, ReduceOp::kMean, "grad", detail)
+                      : communicator_.reduce_scatter(bucket.shard, bucket.wire, ReduceOp::kMean,
+                                                     "grad", detail);
+}
+
+void GradReducer::find_missing() {
+  missing_names_.clear();
+  // An error is about the last pass, which has to complete the buckets.
+  const std::vector<char>& given = missing_ == MissingGradients::kError ? ready_ : seen_;
+  for (size_t i = 0; i < params_.size(); ++i) {
+    if (plan_.params[i].source == GradSource::kBackward && given[i] == 0) {
+      missing_names_.push_back(plan_.params[i].name);
+    }
+  }
+  if (missing_ == MissingGradients::kZeros || missing_names_.empty()) return;
+  const size_t count = missing_names_.size();
+  missing_names_.resize(std::min<size_t>(count, 8));
+  throw InternalError(fmt::format(
+      "reducer: the backward pass gave {} parameters no gradient ({}{}); the plan must list them "
+      "as unused",
+      count, join(missing_names_, ", "), count > 8 ? ", ..." : ""));
+}
+
+void GradReducer::finish() {
+  const at::NoGradGuard no_grad;
+  {
+    const std::lock_guard lock(mutex_);
+    LS_CHECK(sending_, InternalError, "reducer: finish() without a last backward pass");
+    find_missing();
+    fill_unseen();
+    for (BucketState& bucket : buckets_) bucket.missing = 0;
+    send_complete(/*include_external=*/true);
+    sending_ = false;
+  }
+  for (BucketState& bucket : buckets_) {
+    bucket.handle.wait();
+    if (mode_ == ReduceMode::kAllReduce && !bucket.wire.is_same(bucket.flat)) {
+      bucket.flat.copy_(bucket.wire);
+    }
+  }
+}
+
+int64_t GradReducer::gradient_bytes() const {
+  int64_t sum = 0;
+  for (const BucketState& bucket : buckets_) sum += static_cast<int64_t>(bucket.flat.nbytes());
+  return sum;
+}
+
+int64_t GradReducer::buffer_bytes() const {
+  size_t sum = 0;
+  for (const BucketState& bucket : buckets_) {
+    if (!bucket.wire.is_same(bucket.flat)) sum += bucket.wire.nbytes();
+    if (bucket.shard.defined() && !bucket.shard.is_same(bucket.flat)) sum += bucket.shard.nbytes();
+  }
+  return static_cast<int64_t>(sum);
+}
+
+void broadcast_from_first(Communicator& communicator, const std::vector<at::Tensor>& tensors) {
+  const at::NoGradGuard no_grad;
+  std::vector<Handle> handles;
+  for (const at::Tensor& tensor : tensors) {
+    handles.push_back(communicator.broadcast(tensor.detach(), 0, "params initial"));
+  }
+  for (Handle& handle : handles) handle.wait();
+}
+
+}  // namespace longship::dist

@@ -1,0 +1,145 @@
+#pragma once
+// Gradients that are averaged over the ranks while the backward pass still runs.
+//
+//   GradReducer reducer(world, plan_buckets(specs, options), params, ReduceMode::kAllReduce);
+//   for each step:
+//     reducer.begin_step();                          // no gradients yet
+//     for each micro-batch m:
+//       reducer.begin_micro_batch(m + 1 == count);   // the last one communicates
+//       (loss / count).backward();
+//     reducer.finish();                              // gradients are the means over the ranks
+//
+// Ownership. The reducer owns one flat tensor a bucket. The gradient of every parameter in it
+// (ParamSpec::source kBackward, kUnused) is a view of that tensor in the parameter's shape, and so
+// is an external gradient, whose tensor is made to point there. The model owns the parameters. An
+// optimizer reads .grad as always and may set gradients to zero or drop them between finish() and
+// begin_step(), which puts the views back. Hooks on the parameters report when a gradient is
+// complete; they are removed with the reducer, which must outlive every backward pass that was
+// begun under it.
+//
+// Order. A bucket is sent when it and all buckets before it in the plan are complete, so the order
+// of collectives is the plan's on every rank, whatever the order in which gradients come.
+//
+// The reducer allocates in its constructor only; buckets stay where they are from step to step, so
+// a step can be captured in a CUDA graph where the backend can.
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "dist/communicator.h"
+#include "dist/plan.h"
+
+namespace longship::dist {
+
+/// The tensors behind a ParamSpec.
+struct ReducedParam {
+  at::Tensor param;          // contiguous; requires_grad with kBackward and kUnused
+  at::Tensor external_grad;  // with kExternal only: contiguous, the parameter's number of elements
+};
+
+enum class ReduceMode {
+  kAllReduce,      // every rank gets the mean of the whole bucket
+  kReduceScatter,  // rank r gets the mean of the r-th part (ZeRO-1); the bucket itself is scratch
+};
+
+/// What finish() does about parameters whose gradient never came in the step.
+enum class MissingGradients {
+  kError,  // InternalError naming them
+  kZeros,  // their gradients are zeros here; missing() lists them. For models in which it depends
+           // on the batch what is used (no picture in it, no vision tower)
+};
+
+/// How the first gradient of a step comes into its bucket; later ones are added there.
+enum class FirstGradient {
+  kAdded,  // to zeros, which begin_step() writes: no address changes, so that one captured backward
+           // pass can serve every micro-batch
+  kCopied,  // from autograd's own buffer, which is then given up: half the memory traffic of zeros
+            // and a sum
+};
+
+class GradReducer {
+ public:
+  /// `params` belong to plan.params one by one. Throws InternalError naming the parameter when
+  /// shape, dtype, layout or requires_grad do not fit, or the plan is for another number of ranks.
+  GradReducer(Communicator& communicator, BucketPlan plan, std::vector<ReducedParam> params,
+              ReduceMode mode, MissingGradients missing = MissingGradients::kError);
+  ~GradReducer();
+  GradReducer(const GradReducer&) = delete;
+  GradReducer& operator=(const GradReducer&) = delete;
+
+  /// For the steps that follow; kAdded at first. Between steps.
+  void set_first_gradient(FirstGradient how) { first_ = how; }
+  /// kAdded: fills all gradients with zeros and makes them views of the buckets again. kCopied:
+  /// drops those that the backward pass gives; each becomes a view when it has come.
+  void begin_step();
+  /// Before each backward pass. Only during the last one are buckets sent.
+  void begin_micro_batch(bool last);
+  /// For backward passes that were replayed from a captured graph, in which no hook runs: takes
+  /// every gradient as complete and sends all buckets. After begin_micro_batch(true).
+  void all_gradients_ready();
+  /// After the last backward pass: sends what is left, waits, and with a wire dtype other than the
+  /// gradients' rounds the means into the gradients (kAllReduce). On CUDA the current stream waits,
+  /// the host does not. Throws InternalError naming the parameters whose gradient never came
+  /// (kError), PeerError when a peer is lost.
+  void finish();
+  /// Names of the parameters that no backward pass of the step has given a gradient (kZeros).
+  const std::vector<std::string>& missing() const { return missing_names_; }
+
+  const BucketPlan& plan() const { return plan_; }
+  Communicator& communicator() const { return communicator_; }
+  /// [bucket.numel], the gradients' dtype.
+  const at::Tensor& bucket(int64_t index) const { return state(index).flat; }
+  /// kReduceScatter, after finish(): the mean of this rank's part, [bucket.numel / world_size], in
+  /// the wire's dtype. With one rank it is the bucket itself, in the gradients' dtype.
+  const at::Tensor& shard(int64_t index) const { return state(index).shard; }
+  /// Bytes of the tensors that the reducer holds: buckets; wire buffers and shards.
+  int64_t gradient_bytes() const;
+  int64_t buffer_bytes() const;
+
+ private:
+  class Hook;
+  struct BucketState {
+    at::Tensor flat;
+    at::Tensor wire;       // in the reduction dtype; `flat` where that is the same
+    at::Tensor shard;      // kReduceScatter
+    int64_t expected = 0;  // gradients that the backward pass gives
+    int64_t missing = 0;   // of them, not there yet in this micro-batch
+    Handle handle;
+  };
+  const BucketState& state(int64_t index) const { return buckets_[static_cast<size_t>(index)]; }
+  void check(size_t param) const;
+  void install_view(const BucketSlot& slot);
+  void gradient_ready(int64_t param);
+  void send_complete(bool include_external);
+  void send(int64_t index);
+  void take_over(size_t param);
+  void find_missing();
+  void fill_unseen();
+
+  Communicator& communicator_;
+  BucketPlan plan_;
+  std::vector<ReducedParam> params_;
+  ReduceMode mode_;
+  MissingGradients missing_;
+  FirstGradient first_ = FirstGradient::kAdded;
+  std::vector<std::string> missing_names_;
+  std::vector<BucketState> buckets_;
+  std::vector<at::Tensor> views_;  // by parameter; undefined for kNone
+
+  std::mutex mutex_;  // guards everything below: hooks run on autograd's threads
+  bool sending_ = false;
+  int64_t next_ = 0;         // first bucket that was not sent
+  std::vector<char> ready_;  // by parameter, in this micro-batch
+  std::vector<char> seen_;   // by parameter, in this step
+};
+
+/// Gives every rank rank 0's values, for the start of a run: all tensors one by one, counted as
+/// "params initial".
+void broadcast_from_first(Communicator& communicator, const std::vector<at::Tensor>& tensors);
+
+}  // namespace longship::dist

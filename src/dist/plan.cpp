@@ -1,0 +1,190 @@
+#include "dist/plan.h"
+
+#include <c10/core/ScalarType.h>
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <set>
+#include <tuple>
+
+#include "base/error.h"
+
+namespace longship::dist {
+namespace {
+
+constexpr int64_t kAlignBytes = 16;
+
+int64_t round_up(int64_t value, int64_t unit) {
+  return (value + unit - 1) / unit * unit;
+}
+
+int64_t size_of(c10::ScalarType dtype) {
+  return static_cast<int64_t>(c10::elementSize(dtype));
+}
+
+bool is_float(c10::ScalarType dtype) {
+  return dtype == c10::ScalarType::Float || dtype == c10::ScalarType::BFloat16;
+}
+
+void check_params(const std::vector<ParamSpec>& params) {
+  std::set<std::string> names;
+  for (const ParamSpec& p : params) {
+    LS_CHECK(p.numel > 0, ConfigError, "parallel plan: parameter '{}' has {} elements", p.name,
+             p.numel);
+    LS_CHECK(names.insert(p.name).second, ConfigError,
+             "parallel plan: parameter '{}' is listed twice", p.name);
+    LS_CHECK(p.source == GradSource::kNone || (is_float(p.dtype) && is_float(p.gradient_dtype())),
+             ConfigError, "parallel plan: parameter '{}' is {} with gradients of {}; fp32 or bf16",
+             p.name, c10::toString(p.dtype), c10::toString(p.gradient_dtype()));
+  }
+}
+
+// Appends a slot at the next aligned offset. Both dtypes of a bucket share the offsets, so the
+// coarser alignment counts.
+void append(std::vector<BucketSlot>& slots, int64_t& numel, int64_t param, int64_t count,
+            int64_t align) {
+  const int64_t offset = round_up(numel, align);
+  slots.push_back({param, offset, count});
+  numel = offset + count;
+}
+
+// The parameters of one kind in reverse order of use; those of a stack at the place of its last
+// member, ascending.
+std::vector<std::vector<int64_t>> placed_together(const std::vector<ParamSpec>& params,
+                                                  bool external) {
+  using Key = std::tuple<int64_t, c10::ScalarType, c10::ScalarType>;
+  std::vector<std::vector<int64_t>> out;
+  std::map<Key, size_t> stacks;
+  for (int64_t i = static_cast<int64_t>(params.size()) - 1; i >= 0; --i) {
+    const ParamSpec& p = params[static_cast<size_t>(i)];
+    if (p.source == GradSource::kNone || (p.source == GradSource::kExternal) != external) continue;
+    if (p.stack >= 0) {
+      const auto [found, fresh] =
+          stacks.try_emplace(Key(p.stack, p.dtype, p.gradient_dtype()), out.size());
+      if (!fresh) {
+        out[found->second].insert(out[found->second].begin(), i);
+        continue;
+      }
+    }
+    out.push_back({i});
+  }
+  return out;
+}
+
+int64_t bucket_alignment(const Bucket& bucket) {
+  return std::max(alignment_elements(bucket.dtype), alignment_elements(bucket.grad_dtype));
+}
+
+}  // namespace
+
+int64_t alignment_elements(c10::ScalarType dtype) {
+  return kAlignBytes / size_of(dtype);
+}
+
+int64_t Bucket::payload() const {
+  int64_t sum = 0;
+  for (const BucketSlot& slot : slots) sum += slot.numel;
+  return sum;
+}
+
+bool BucketPlan::operator==(const BucketPlan& other) const {
+  return params == other.params && buckets == other.buckets && bucket_index == other.bucket_index;
+}
+
+BucketPlan plan_buckets(std::vector<ParamSpec> params, const PlanOptions& options) {
+  LS_CHECK(options.world_size >= 1, ConfigError, "parallel plan: {} ranks", options.world_size);
+  LS_CHECK(options.bucket_bytes >= 1 && options.first_bucket_bytes >= 1, ConfigError,
+           "parallel plan: a bucket of {} and {} bytes; at least 1", options.first_bucket_bytes,
+           options.bucket_bytes);
+  LS_CHECK(is_float(options.reduce_dtype), ConfigError,
+           "parallel.reduce_dtype: {} is neither fp32 nor bf16",
+           c10::toString(options.reduce_dtype));
+  check_params(params);
+  BucketPlan plan;
+  plan.options = options;
+  plan.params = std::move(params);
+  plan.bucket_index.assign(plan.params.size(), -1);
+
+  const auto fill = [&](bool external) {
+    // One open bucket for each pair of dtypes, so that models that mix dtypes layer by layer do not
+    // get a bucket a layer. A bucket takes its place in the order when it is closed.
+    std::map<std::pair<c10::ScalarType, c10::ScalarType>, Bucket> open;
+    const auto close = [&](Bucket& bucket) {
+      if (bucket.slots.empty()) return;
+      bucket.numel = round_up(bucket.numel, bucket_alignment(bucket) * options.world_size);
+      for (const BucketSlot& slot : bucket.slots) {
+        plan.bucket_index[static_cast<size_t>(slot.param)] =
+            static_cast<int64_t>(plan.buckets.size());
+      }
+      plan.buckets.push_back(std::move(bucket));
+      bucket = Bucket{};
+    };
+    std::vector<std::pair<c10::ScalarType, c10::ScalarType>> order;  // of the last use
+    for (const std::vector<int64_t>& members : placed_together(plan.params, external)) {
+      const ParamSpec& p = plan.params[static_cast<size_t>(members.front())];
+      const auto key = std::pair(p.dtype, p.gradient_dtype());
+      Bucket& bucket = open[key];
+      const int64_t bytes = size_of(key.second);
+      int64_t numel = 0;
+      for (const int64_t i : members) numel += plan.params[static_cast<size_t>(i)].numel;
+      const int64_t cap = plan.buckets.empty()
+                              ? std::min(options.first_bucket_bytes, options.bucket_bytes)
+                              : options.bucket_bytes;
+      if (!bucket.slots.empty() && (bucket.numel + numel) * bytes > cap) close(bucket);
+      bucket.dtype = key.first;
+      bucket.grad_dtype = key.second;
+      bucket.external = external;
+      for (const int64_t i : members) {
+        append(bucket.slots, bucket.numel, i, plan.params[static_cast<size_t>(i)].numel,
+               i == members.front() ? bucket_alignment(bucket) : 1);
+      }
+      std::erase(order, key);
+      order.push_back(key);
+    }
+    // The one whose last parameter is used first comes last.
+    for (const auto& key : order) close(open[key]);
+  };
+  fill(/*external=*/false);
+  fill(/*external=*/true);
+  return plan;
+}
+
+std::vector<OwnedSlice> owned_slices(const BucketPlan& plan, int64_t rank) {
+  std::vector<OwnedSlice> out;
+  for (size_t b = 0; b < plan.buckets.size(); ++b) {
+    const Bucket& bucket = plan.buckets[b];
+    const int64_t part = bucket.numel / plan.options.world_size;
+    const int64_t begin = rank * part, end = begin + part;
+    for (const BucketSlot& slot : bucket.slots) {
+      const int64_t from = std::max(begin, slot.offset), to = std::min(end, slot.end());
+      if (from >= to) continue;
+      out.push_back({slot.param, from - slot.offset, to - slot.offset, static_cast<int64_t>(b),
+                     from - begin});
+    }
+  }
+  return out;
+}
+
+std::vector<UnitShard> plan_units(const std::vector<ParamSpec>& params, int64_t shard_size) {
+  LS_CHECK(shard_size >= 1, ConfigError, "parallel.shard: {} ranks", shard_size);
+  check_params(params);
+  std::vector<UnitShard> units;
+  for (size_t i = 0; i < params.size(); ++i) {
+    const ParamSpec& p = params[i];
+    const bool trainable = p.source != GradSource::kNone;
+    auto found = std::find_if(units.begin(), units.end(), [&](const UnitShard& u) {
+      return u.unit == p.unit && u.dtype == p.dtype && u.trainable == trainable;
+    });
+    if (found == units.end()) {
+      found = units.insert(units.end(), UnitShard{p.unit, p.dtype, trainable, {}, 0});
+    }
+    append(found->slots, found->numel, static_cast<int64_t>(i), p.numel,
+           alignment_elements(p.dtype));
+  }
+  for (UnitShard& unit : units) {
+    unit.numel = round_up(unit.numel, alignment_elements(unit.dtype) * shard_size);
+  }
+  return units;
+}
+
+}  // namespace longship::dist

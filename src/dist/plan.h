@@ -1,0 +1,167 @@
+#pragma once
+// Who holds what, and what moves: plans made from the list of parameters before anything is
+// allocated. All are pure functions of their arguments, so every rank makes the same one.
+//
+// Flat spaces. The gradients (and for ZeRO-1 the weights) of a bucket lie in one 1-D tensor of the
+// bucket's dtype. Every parameter, and of a stack its first, begins at a multiple of 16 bytes; the
+// gaps hold zeros. The end is padded so that the bucket divides evenly by the number of ranks into
+// parts that are multiples of 16 bytes too. All offsets and sizes here are in elements unless the
+// name says bytes.
+
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "dist/communicator.h"
+
+namespace longship::dist {
+
+/// How a parameter comes by its gradient.
+enum class GradSource {
+  kBackward,  // the backward pass gives it, once per micro-batch
+  kUnused,    // trainable, but no backward pass reaches it: its gradient is zero
+  kExternal,  // the backward pass adds to a tensor of its own (row-sparse tables); it is complete
+              // when the pass has ended
+  kNone,      // frozen or decay-only: no gradient, nothing to reduce; the same on all ranks
+};
+
+/// One parameter, in order of use in the forward pass.
+struct ParamSpec {
+  std::string name;
+  int64_t numel = 0;
+  c10::ScalarType dtype = c10::ScalarType::Float;
+  std::string unit;  // part of the model that is gathered as one (FSDP); "" belongs to the root
+  GradSource source = GradSource::kBackward;
+  c10::ScalarType grad_dtype = c10::ScalarType::Undefined;  // Undefined: that of the parameter
+  /// Parameters with the same number are multiplied as one (nn::Module::register_stack): their
+  /// gradients, or flat weights, lie behind each other without gaps in the order of this list.
+  /// -1: alone.
+  int64_t stack = -1;
+  c10::ScalarType gradient_dtype() const {
+    return grad_dtype == c10::ScalarType::Undefined ? dtype : grad_dtype;
+  }
+  bool operator==(const ParamSpec&) const = default;
+};
+
+struct PlanOptions {
+  int64_t world_size = 1;
+  int64_t bucket_bytes = 25 << 20;  // of gradients; a larger parameter has a bucket of its own
+  int64_t first_bucket_bytes =
+      1 << 20;  // the first to be sent: small, so that sending begins early
+  c10::ScalarType reduce_dtype = c10::ScalarType::Float;  // Float or BFloat16, on the wire
+};
+
+struct BucketSlot {
+  int64_t param = 0;  // index in the list of parameters
+  int64_t offset = 0;
+  int64_t numel = 0;
+  int64_t end() const { return offset + numel; }
+  bool operator==(const BucketSlot&) const = default;
+};
+
+struct Bucket {
+  c10::ScalarType dtype = c10::ScalarType::Float;       // of the parameters
+  c10::ScalarType grad_dtype = c10::ScalarType::Float;  // of the gradients
+  std::vector<BucketSlot> slots;
+  int64_t numel = 0;        // with gaps and padding, a multiple of world_size
+  bool external = false;    // complete only when the backward pass has ended
+  int64_t payload() const;  // elements of parameters
+  bool operator==(const Bucket&) const = default;
+};
+
+/// Buckets in the order in which they are sent: reverse order of use, because the backward pass
+/// finishes the last used parameters first; external ones at the end. One dtype a bucket. Frozen
+/// and decay-only parameters are in none.
+struct BucketPlan {
+  std::vector<ParamSpec> params;
+  PlanOptions options;
+  std::vector<Bucket> buckets;
+  /// Bucket of a parameter, -1 for those in none.
+  int64_t bucket_of(int64_t param) const { return bucket_index[static_cast<size_t>(param)]; }
+  std::vector<int64_t> bucket_index;  // by parameter
+  bool operator==(const BucketPlan&) const;
+};
+
+/// Throws ConfigError naming the parameter or option: an empty or negative size, a name given
+/// twice, a bucket size below 1, a reduction dtype other than fp32 and bf16, or a gradient that is
+/// neither fp32 nor bf16.
+BucketPlan plan_buckets(std::vector<ParamSpec> params, const PlanOptions& options);
+
+/// Part of one parameter that one rank owns under ZeRO-1.
+struct OwnedSlice {
+  int64_t param = 0;
+  int64_t begin = 0, end = 0;  // elements of the parameter
+  int64_t bucket = 0;
+  int64_t shard_offset = 0;  // where the slice begins in the rank's part of the bucket
+  bool operator==(const OwnedSlice&) const = default;
+};
+/// ZeRO-1: rank r owns elements [r, r + 1) * numel / world_size of every bucket; its slices in plan
+/// order. The slices of all ranks cover every parameter of the buckets exactly once.
+std::vector<OwnedSlice> owned_slices(const BucketPlan& plan, int64_t rank);
+
+/// One FSDP unit: its parameters of one dtype in one flat space that divides evenly.
+struct UnitShard {
+  std::string unit;
+  c10::ScalarType dtype = c10::ScalarType::Float;
+  bool trainable = true;  // frozen and trainable parameters have separate spaces: only the latter
+                          // are reduced and have optimizer state
+  std::vector<BucketSlot> slots;
+  int64_t numel = 0;
+  int64_t shard_numel(int64_t shard_size) const { return numel / shard_size; }
+  bool operator==(const UnitShard&) const = default;
+};
+/// Units in order of first use, `shard_size` ranks to a flat space.
+std::vector<UnitShard> plan_units(const std::vector<ParamSpec>& params, int64_t shard_size);
+
+// ---- What a plan costs. ----------------------------------------------------------------------
+
+enum class Strategy { kNone, kDdp, kZero1, kFsdp, kHsdp };
+/// none | ddp | zero1 | fsdp | hsdp; ConfigError otherwise.
+Strategy parse_strategy(const std::string& name);
+
+/// When an FSDP unit gives up its gathered weights.
+enum class Reshard {
+  kAfterForward,        // gathered again for the backward pass: 2 gathers a micro-batch
+  kNever,               // kept until its backward pass is done: 1 gather a micro-batch
+  kAfterOptimizerStep,  // kept over all micro-batches: 1 gather a step
+};
+/// after_forward | never | after_optimizer_step; ConfigError otherwise.
+Reshard parse_reshard(const std::string& name);
+
+struct CostOptions {
+  Strategy strategy = Strategy::kDdp;
+  int64_t micro_batches = 1;  // accumulated per optimizer step
+  int64_t shard_size = 0;     // HSDP: ranks that share one copy; 0: all (FSDP)
+  Reshard reshard = Reshard::kAfterForward;
+  bool ema = false;  // moving average of the weights, fp32
+};
+
+/// Communication of one optimizer step of one rank, by the names of the counters (communicator.h):
+/// "grad", "params", for HSDP "grad replicas" too, and "norm" where the norm needs a sum. Times are
+/// left 0. Scalars the trainer adds (loss, faults) are not in it.
+std::map<std::string, CollectiveCounter> predict_communication(const BucketPlan& plan,
+                                                               const CostOptions& options);
+
+/// Bytes on one rank, by component. Activations are not in it.
+struct MemoryForecast {
+  int64_t parameters = 0;      // as the forward pass uses them, with gaps and padding where flat
+  int64_t gradients = 0;       // flat buckets
+  int64_t reduce_buffers = 0;  // where the wire's dtype is not that of the gradients, and shards
+  int64_t masters = 0;         // fp32 copies of what the rank updates, where that is not fp32
+  int64_t moments = 0;         // two fp32 moments of what the rank updates
+  int64_t ema = 0;
+  int64_t gathered = 0;  // FSDP: weights gathered at the same time, at the peak
+  int64_t total() const {
+    return parameters + gradients + reduce_buffers + masters + moments + ema + gathered;
+  }
+};
+/// For the rank with the most. Decay-only parameters count as parameters only.
+MemoryForecast predict_memory(const BucketPlan& plan, const CostOptions& options);
+
+/// Elements that 16 bytes hold.
+int64_t alignment_elements(c10::ScalarType dtype);
+
+}  // namespace longship::dist

@@ -1,0 +1,222 @@
+// Bytes on the wire and in memory of a plan, before anything is allocated.
+
+#include <fmt/core.h>
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "dist/plan.h"
+
+namespace longship::dist {
+namespace {
+
+constexpr int64_t kMasterBytes = 4, kMomentBytes = 8, kEmaBytes = 4;
+
+int64_t size_of(c10::ScalarType dtype) {
+  return static_cast<int64_t>(c10::elementSize(dtype));
+}
+
+void count(std::map<std::string, CollectiveCounter>& out, const std::string& name,
+           CollectiveKind kind, int64_t world_size, int64_t bytes, int64_t times = 1) {
+  CollectiveCounter one;
+  one.count = times;
+  one.tensor_bytes = times * bytes;
+  one.wire_bytes = times * ring_bytes(kind, world_size, bytes);
+  out[name] += one;
+}
+
+// Bytes of a bucket as it is sent. One rank sends nothing and converts nothing.
+int64_t sent_bytes(const BucketPlan& plan, const Bucket& bucket) {
+  return bucket.numel *
+         size_of(plan.options.world_size == 1 ? bucket.grad_dtype : plan.options.reduce_dtype);
+}
+
+int64_t shard_size(const BucketPlan& plan, const CostOptions& options) {
+  if (options.strategy != Strategy::kHsdp || options.shard_size == 0) {
+    return plan.options.world_size;
+  }
+  LS_CHECK(plan.options.world_size % options.shard_size == 0, ConfigError,
+           "parallel.shard: {} does not divide the {} ranks", options.shard_size,
+           plan.options.world_size);
+  return options.shard_size;
+}
+
+// How often a unit is gathered in one step. The root unit holds what is used at both ends of the
+// model, so resharding it after the forward pass would gather it again at once.
+int64_t gathers(const UnitShard& unit, const CostOptions& options) {
+  switch (options.reshard) {
+    case Reshard::kAfterOptimizerStep:
+      return 1;
+    case Reshard::kNever:
+      return options.micro_batches;
+    case Reshard::kAfterForward:
+      break;
+  }
+  return unit.unit.empty() ? options.micro_batches : 2 * options.micro_batches;
+}
+
+void predict_sharded(const BucketPlan& plan, const CostOptions& options,
+                     std::map<std::string, CollectiveCounter>& out) {
+  const int64_t shard = shard_size(plan, options);
+  const int64_t replicas = plan.options.world_size / shard;
+  const int64_t wire = size_of(plan.options.reduce_dtype);
+  for (const UnitShard& unit : plan_units(plan.params, shard)) {
+    count(out, "params", CollectiveKind::kAllGather, shard, unit.numel * size_of(unit.dtype),
+          gathers(unit, options));
+    if (!unit.trainable) continue;
+    count(out, "grad", CollectiveKind::kReduceScatter, shard, unit.numel * wire);
+    if (replicas > 1) {
+      count(out, "grad replicas", CollectiveKind::kAllReduce, replicas, unit.numel / shard * wire);
+    }
+  }
+}
+
+// What the rank updates: elements, and those that need a master.
+struct Updated {
+  int64_t numel = 0, with_master = 0;
+  void add(int64_t n, c10::ScalarType dtype) {
+    numel += n;
+    if (dtype != c10::ScalarType::Float) with_master += n;
+  }
+};
+
+Updated updated_elements(const BucketPlan& plan, const CostOptions& options) {
+  Updated most;
+  if (options.strategy == Strategy::kFsdp || options.strategy == Strategy::kHsdp) {
+    const int64_t shard = shard_size(plan, options);
+    for (const UnitShard& unit : plan_units(plan.params, shard)) {
+      if (unit.trainable) most.add(unit.numel / shard, unit.dtype);
+    }
+    return most;
+  }
+  if (options.strategy == Strategy::kZero1) {
+    for (int64_t r = 0; r < plan.options.world_size; ++r) {
+      Updated mine;
+      for (const OwnedSlice& slice : owned_slices(plan, r)) {
+        mine.add(slice.end - slice.begin, plan.params[static_cast<size_t>(slice.param)].dtype);
+      }
+      if (mine.numel > most.numel) most = mine;
+    }
+    return most;
+  }
+  for (const ParamSpec& p : plan.params) {
+    if (p.source != GradSource::kNone) most.add(p.numel, p.dtype);
+  }
+  return most;
+}
+
+void predict_sharded_memory(const BucketPlan& plan, const CostOptions& options,
+                            MemoryForecast& out) {
+  const int64_t shard = shard_size(plan, options);
+  const int64_t wire = size_of(plan.options.reduce_dtype);
+  int64_t root = 0, largest = 0, second = 0, all = 0;
+  int64_t largest_grad = 0;
+  std::map<std::string, int64_t> whole, whole_grad;
+  for (const UnitShard& unit : plan_units(plan.params, shard)) {
+    const int64_t bytes = unit.numel * size_of(unit.dtype);
+    out.parameters += bytes / shard;
+    whole[unit.unit] += bytes;
+    if (unit.trainable) {
+      out.gradients += unit.numel / shard * wire;
+      whole_grad[unit.unit] += unit.numel * (size_of(unit.dtype) + wire);
+    }
+  }
+  for (const auto& [unit, bytes] : whole) {
+    all += bytes;
+    if (unit.empty()) {
+      root = bytes;
+    } else if (bytes > largest) {
+      second = largest;
+      largest = bytes;
+    } else {
+      second = std::max(second, bytes);
+    }
+  }
+  for (const auto& [unit, bytes] : whole_grad) largest_grad = std::max(largest_grad, bytes);
+  // Resharded: the root, the unit at work and the one that is prefetched.
+  out.gathered = options.reshard == Reshard::kAfterForward ? root + largest + second : all;
+  // The unreduced gradient of the unit at work, and its copy in the wire's dtype. Accumulation
+  // adds reduced shards, so no rank keeps whole gradients.
+  out.reduce_buffers = largest_grad;
+}
+
+}  // namespace
+
+Strategy parse_strategy(const std::string& name) {
+  if (name == "none") return Strategy::kNone;
+  if (name == "ddp") return Strategy::kDdp;
+  if (name == "zero1") return Strategy::kZero1;
+  if (name == "fsdp") return Strategy::kFsdp;
+  if (name == "hsdp") return Strategy::kHsdp;
+  throw ConfigError(
+      fmt::format("parallel.strategy: '{}' is none of none, ddp, zero1, fsdp, hsdp", name));
+}
+
+Reshard parse_reshard(const std::string& name) {
+  if (name == "after_forward") return Reshard::kAfterForward;
+  if (name == "never") return Reshard::kNever;
+  if (name == "after_optimizer_step") return Reshard::kAfterOptimizerStep;
+  throw ConfigError(fmt::format(
+      "parallel.reshard: '{}' is none of after_forward, never, after_optimizer_step", name));
+}
+
+std::map<std::string, CollectiveCounter> predict_communication(const BucketPlan& plan,
+                                                               const CostOptions& options) {
+  std::map<std::string, CollectiveCounter> out;
+  const int64_t world = plan.options.world_size;
+  switch (options.strategy) {
+    case Strategy::kNone:
+      return out;
+    case Strategy::kDdp:
+      for (const Bucket& bucket : plan.buckets) {
+        count(out, "grad", CollectiveKind::kAllReduce, world, sent_bytes(plan, bucket));
+      }
+      return out;  // gradients are whole everywhere: the norm needs no sum
+    case Strategy::kZero1:
+      for (const Bucket& bucket : plan.buckets) {
+        count(out, "grad", CollectiveKind::kReduceScatter, world, sent_bytes(plan, bucket));
+        count(out, "params", CollectiveKind::kAllGather, world,
+              bucket.numel * size_of(bucket.dtype));
+      }
+      break;
+    case Strategy::kFsdp:
+    case Strategy::kHsdp:
+      predict_sharded(plan, options, out);
+      break;
+  }
+  count(out, "norm", CollectiveKind::kAllReduce, shard_size(plan, options), 8);
+  return out;
+}
+
+MemoryForecast predict_memory(const BucketPlan& plan, const CostOptions& options) {
+  MemoryForecast out;
+  const Updated updated = updated_elements(plan, options);
+  out.masters = updated.with_master * kMasterBytes;
+  out.moments = updated.numel * kMomentBytes;
+  if (options.ema) out.ema = updated.numel * kEmaBytes;
+  if (options.strategy == Strategy::kFsdp || options.strategy == Strategy::kHsdp) {
+    predict_sharded_memory(plan, options, out);
+    return out;
+  }
+  const bool zero1 = options.strategy == Strategy::kZero1;
+  for (const ParamSpec& p : plan.params) {
+    const bool flat = zero1 && p.source != GradSource::kNone;
+    if (!flat) out.parameters += p.numel * size_of(p.dtype);
+    if (options.strategy == Strategy::kNone && p.source != GradSource::kNone) {
+      out.gradients += p.numel * size_of(p.gradient_dtype());
+    }
+  }
+  if (options.strategy == Strategy::kNone) return out;
+  const int64_t world = plan.options.world_size;
+  for (const Bucket& bucket : plan.buckets) {
+    if (zero1) out.parameters += bucket.numel * size_of(bucket.dtype);
+    out.gradients += bucket.numel * size_of(bucket.grad_dtype);
+    if (world == 1) continue;
+    const int64_t sent = sent_bytes(plan, bucket);
+    if (bucket.grad_dtype != plan.options.reduce_dtype) out.reduce_buffers += sent;
+    if (zero1) out.reduce_buffers += sent / world;
+  }
+  return out;
+}
+
+}  // namespace longship::dist

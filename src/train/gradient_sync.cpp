@@ -1,0 +1,205 @@
+#include "train/gradient_sync.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "base/error.h"
+
+namespace longship::train {
+namespace {
+
+using dist::GradSource;
+using models::ParamInfo;
+using models::ParamRole;
+
+GradSource source_of(const ParamInfo& info) {
+  if (info.role != ParamRole::kTrainable) return GradSource::kNone;
+  return info.row_sparse ? GradSource::kExternal : GradSource::kBackward;
+}
+
+// Numbers parameters that lie behind each other in one allocation, in ascending order there.
+void number_stacks(const std::vector<ParamInfo>& parameters, std::vector<dist::ParamSpec>& specs) {
+  std::map<const void*, std::vector<size_t>> by_storage;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    if (source_of(parameters[i]) != GradSource::kBackward) continue;
+    by_storage[parameters[i].tensor.storage().data()].push_back(i);
+  }
+  int64_t stack = 0;
+  for (auto& [storage, members] : by_storage) {
+    if (members.size() < 2) continue;
+    // The plan keeps the order of the list, so a stack that the model lists otherwise is none.
+    bool behind = true;
+    for (size_t k = 1; k < members.size(); ++k) {
+      const at::Tensor& before = parameters[members[k - 1]].tensor;
+      const char* end = static_cast<const char*>(before.const_data_ptr()) + before.nbytes();
+      behind = behind && parameters[members[k]].tensor.const_data_ptr() == end;
+    }
+    if (!behind) continue;
+    for (const size_t i : members) specs[i].stack = stack;
+    ++stack;
+  }
+}
+
+}  // namespace
+
+std::vector<ParamInfo> parameters_in_use_order(models::Policy& policy) {
+  std::map<std::string, ParamInfo> by_name;
+  for (const ParamInfo& info : policy.parameters()) by_name.emplace(info.name, info);
+  const size_t count = by_name.size();
+  std::vector<ParamInfo> out;
+  for (const std::string& name : policy.use_order()) {
+    const auto found = by_name.find(name);
+    LS_CHECK(found != by_name.end(), InternalError,
+             "'{}' is in the order of use but no parameter, or twice", name);
+    out.push_back(found->second);
+    by_name.erase(found);
+  }
+  LS_CHECK(out.size() == count, InternalError, "parameter '{}' is not in the order of use",
+           by_name.begin()->first);
+  return out;
+}
+
+dist::BucketPlan plan_gradients(const std::vector<ParamInfo>& parameters,
+                                const ParallelSection& section, int64_t world_size) {
+  std::vector<dist::ParamSpec> specs;
+  for (const ParamInfo& info : parameters) {
+    dist::ParamSpec spec;
+    spec.name = info.name;
+    spec.numel = info.tensor.numel();
+    spec.dtype = info.tensor.scalar_type();
+    spec.source = source_of(info);
+    if (info.row_sparse) spec.grad_dtype = info.row_sparse->grad.scalar_type();
+    specs.push_back(std::move(spec));
+  }
+  number_stacks(parameters, specs);
+  dist::PlanOptions options;
+  options.world_size = world_size;
+  options.bucket_bytes = static_cast<int64_t>(section.bucket_mb * (1 << 20));
+  options.reduce_dtype =
+      section.reduce_dtype == "bf16" ? c10::ScalarType::BFloat16 : c10::ScalarType::Float;
+  return dist::plan_buckets(std::move(specs), options);
+}
+
+GradientSync::GradientSync(dist::Communicator& data, const ParallelSection& section,
+                           models::Policy& policy)
+    : data_(data), parameters_(parameters_in_use_order(policy)), updated_(policy.parameters()) {
+  dist::BucketPlan plan = plan_gradients(parameters_, section, data.world_size());
+  std::vector<dist::ReducedParam> tensors;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const ParamInfo& info = parameters_[i];
+    index_.emplace(info.name, i);
+    tensors.push_back({info.tensor, info.row_sparse ? info.row_sparse->grad : at::Tensor()});
+  }
+  // Which parameters a batch reaches may depend on what is in it, and differ between the ranks.
+  constexpr auto kMissing = dist::MissingGradients::kZeros;
+  if (section.strategy == "ddp") {
+    ddp_ = std::make_unique<dist::GradReducer>(data, std::move(plan), std::move(tensors),
+                                               dist::ReduceMode::kAllReduce, kMissing);
+    reducer().set_first_gradient(dist::FirstGradient::kCopied);
+    return;
+  }
+  LS_CHECK(section.strategy == "zero1", InternalError, "no gradients are exchanged with '{}'",
+           section.strategy);
+  pieces_.resize(parameters_.size());
+  for (int64_t rank = 0; rank < data.world_size(); ++rank) {
+    const std::vector<dist::OwnedSlice> owned = dist::owned_slices(plan, rank);
+    LS_CHECK(!owned.empty(), ConfigError,
+             "parallel.strategy: the model is too small to divide its optimizer's state among {} "
+             "processes; use ddp, or fewer processes",
+             data.world_size());
+    for (const dist::OwnedSlice& slice : owned) {
+      pieces_[static_cast<size_t>(slice.param)].push_back({rank, slice.begin, slice.end});
+    }
+  }
+  zero1_ = std::make_unique<dist::Zero1>(data, std::move(plan), std::move(tensors), kMissing);
+  reducer().set_first_gradient(dist::FirstGradient::kCopied);
+  std::erase_if(updated_, [](const ParamInfo& p) { return p.role != ParamRole::kDecayOnly; });
+  for (const dist::ShardSlice& slice : zero1_->slices()) {
+    updated_.push_back({slice.name, slice.weights, ParamRole::kTrainable});
+  }
+}
+
+GradientSync::~GradientSync() = default;
+
+at::Tensor GradientSync::own_part(const std::string& name, const at::Tensor& whole) const {
+  if (!sliced()) return whole;
+  const std::vector<Piece>& pieces = pieces_[index_.at(name)];
+  if (pieces.empty()) return whole;
+  for (const Piece& piece : pieces) {
+    if (piece.rank != data_.rank()) continue;
+    return whole.reshape({-1}).narrow(0, piece.begin, piece.end - piece.begin);
+  }
+  return {};
+}
+
+at::Tensor GradientSync::gather_whole(const std::string& name, const at::Tensor& part) {
+  const at::NoGradGuard no_grad;
+  const ParamInfo& info = parameters_[index_.at(name)];
+  const std::vector<Piece> whole = {{0, 0, info.tensor.numel()}};
+  const std::vector<Piece>& own = sliced() ? pieces_[index_.at(name)] : whole;
+  const std::vector<Piece>& pieces = own.empty() ? whole : own;
+  at::Tensor out;
+  if (data_.rank() == 0) out = at::empty({info.tensor.numel()}, at::kFloat);
+  for (const Piece& piece : pieces) {
+    const int64_t count = piece.end - piece.begin;
+    // Rank 0 has its own; every other piece passes by all ranks.
+    const bool mine = piece.rank == data_.rank();
+    at::Tensor values;
+    if (mine) values = part.detach().reshape({-1});
+    if (piece.rank != 0) {
+      if (!mine)
+        values = at::empty({count}, info.tensor.options().dtype(at::kFloat).requires_grad(false));
+      data_.broadcast(values, piece.rank, "checkpoint", name).wait();
+    }
+    if (out.defined()) out.narrow(0, piece.begin, count).copy_(values);
+  }
+  return out.defined() ? out.view(info.tensor.sizes()) : out;
+}
+
+void GradientSync::begin_step() {
+  if (zero1_) {
+    zero1_->wait_parameters();
+    // Others may have dropped them since.
+    for (const dist::ShardSlice& slice : zero1_->slices()) {
+      slice.weights.mutable_grad() = slice.grad;
+    }
+  }
+  reducer().begin_step();
+}
+
+void GradientSync::finish() {
+  reducer().finish();
+  if (sliced()) return;  // parts of a table are updated like any other
+  for (const ParamInfo& info : parameters_) {
+    if (!info.row_sparse || info.role != ParamRole::kTrainable) continue;
+    data_.all_reduce(info.row_sparse->row_flags, dist::ReduceOp::kMax, "row flags").wait();
+  }
+}
+
+double GradientSync::combine_norm(double norm, bool bad) {
+  constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+  if (sums_norm()) return std::sqrt(data_.sum({bad ? kNan : norm * norm}, "norm").front());
+  return norm + data_.sum({bad ? kNan : 0.0}, "norm").front();
+}
+
+void GradientSync::combine_norm(const at::Tensor& norm) {
+  const at::NoGradGuard no_grad;
+  norm.square_();
+  data_.all_reduce(norm, dist::ReduceOp::kSum, "norm").wait();
+  norm.sqrt_();
+}
+
+void GradientSync::begin_gather() {
+  if (zero1_) zero1_->begin_gather();
+}
+
+void GradientSync::wait_weights() {
+  if (zero1_) zero1_->wait_parameters();
+}
+
+}  // namespace longship::train

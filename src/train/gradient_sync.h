@@ -1,0 +1,104 @@
+#pragma once
+// What turns one process's gradients into those of all: ddp and zero1 around the optimizer.
+//
+// The step of an engine, in this order:
+//   begin_step()              weights are whole, gradients are zero and lie in their buckets
+//   begin_micro_batch(last)   before each forward and backward pass
+//   finish()                  gradients of what the optimizer updates are means over the ranks
+//   combine_norm()            zero1: the norm of all from that of each rank's part
+//   (the update)
+//   begin_gather()            zero1: the others' new weights begin to come
+// ddp: every rank updates everything, from the same bits. zero1: every rank updates its part of
+// each bucket; decay-only parameters are updated by every rank in the same way.
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "dist/zero1.h"
+#include "models/spec.h"
+#include "train/recipe.h"
+
+namespace longship::train {
+
+/// Parameters in the order in which the policy uses them. Throws InternalError when its list of
+/// names is not that of its parameters.
+std::vector<models::ParamInfo> parameters_in_use_order(models::Policy& policy);
+
+/// The plan of a policy's parameters, given in the order of use. Row-sparse tables have external
+/// gradients; frozen and decay-only parameters have none; those that share an allocation and lie
+/// behind each other in it (nn::Module::register_stack) stay together.
+dist::BucketPlan plan_gradients(const std::vector<models::ParamInfo>& parameters,
+                                const ParallelSection& section, int64_t world_size);
+
+class GradientSync {
+ public:
+  /// With zero1 the storage of the policy's parameters moves into flat tensors. Throws ConfigError
+  /// when the model is too small for so many ranks.
+  GradientSync(dist::Communicator& data, const ParallelSection& section, models::Policy& policy);
+  ~GradientSync();
+
+  /// What this process's optimizer updates, for AdamW: the parameters themselves, or 1-D parts of
+  /// them under their names, with decay-only parameters whole.
+  std::vector<models::ParamInfo> updated() const { return updated_; }
+  /// Whether updated() are parts.
+  bool sliced() const { return zero1_ != nullptr; }
+  /// The elements of `whole`, a tensor of the parameter's shape, that belong to this rank's part,
+  /// 1-D; `whole` itself where parameters are updated whole; undefined when the rank has none of
+  /// it.
+  at::Tensor own_part(const std::string& name, const at::Tensor& whole) const;
+  bool knows(const std::string& name) const { return index_.contains(name); }
+  bool has_shape(const std::string& name, const at::Tensor& whole) const {
+    return parameters_[index_.at(name)].tensor.sizes() == whole.sizes();
+  }
+  /// The inverse. Collective over the data plane: rank 0 gets the whole fp32 tensor on the host
+  /// in the parameter's shape, the others an undefined one. `part`: this rank's, undefined when it
+  /// has none.
+  at::Tensor gather_whole(const std::string& name, const at::Tensor& part);
+
+  /// Gradients stay at their addresses between passes, for engines that capture one pass and replay
+  /// it for every micro-batch; otherwise a pass hands its own buffers over.
+  void keep_gradients_in_place() { reducer().set_first_gradient(dist::FirstGradient::kAdded); }
+  void begin_step();
+  void begin_micro_batch(bool last) { reducer().begin_micro_batch(last); }
+  /// In place of hooks, where the passes were replayed from a graph: every gradient of the last
+  /// one is complete.
+  void all_gradients_ready() { reducer().all_gradients_ready(); }
+  void finish();
+  /// Whether the norm of the optimizer's gradients is that of this rank's part only.
+  bool sums_norm() const { return sliced(); }
+  /// The norm of all gradients, the same bits on every rank, from that of the optimizer's; NaN
+  /// everywhere when any rank says `bad`.
+  double combine_norm(double norm, bool bad);
+  /// The same in place on the device, fp64 [1], without the host; only with sums_norm().
+  void combine_norm(const at::Tensor& norm);
+  void begin_gather();
+  /// All weights are whole (on CUDA: for work on the current stream).
+  void wait_weights();
+
+  /// Trainable parameters that got no gradient on this rank in the last step.
+  const std::vector<std::string>& missing() const { return reducer().missing(); }
+  const dist::BucketPlan& plan() const { return reducer().plan(); }
+  dist::Communicator& communicator() { return data_; }
+
+ private:
+  struct Piece {
+    int64_t rank = 0, begin = 0, end = 0;
+  };
+  dist::GradReducer& reducer() { return zero1_ ? zero1_->reducer() : *ddp_; }
+  const dist::GradReducer& reducer() const { return const_cast<GradientSync*>(this)->reducer(); }
+
+  dist::Communicator& data_;
+  std::vector<models::ParamInfo> parameters_;  // in the order of the plan
+  std::vector<models::ParamInfo> updated_;
+  std::map<std::string, size_t> index_;     // by name
+  std::vector<std::vector<Piece>> pieces_;  // zero1: by parameter; empty for those in no bucket
+  std::unique_ptr<dist::GradReducer> ddp_;
+  std::unique_ptr<dist::Zero1> zero1_;
+};
+
+}  // namespace longship::train

@@ -1,0 +1,44 @@
+#include "train/parallel_window.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace longship::train {
+
+void ParallelWindow::add(const std::vector<std::vector<double>>& rows, size_t step_ms,
+                         size_t exposed_ms) {
+  own_ms_.resize(rows.size());
+  for (size_t r = 0; r < rows.size(); ++r) {
+    own_ms_[r] += rows[r][step_ms] - rows[r][exposed_ms];
+    exposed_ms_ += rows[r][exposed_ms];
+  }
+}
+
+ParallelRecord ParallelWindow::record(const dist::Communicator& data, bool timed,
+                                      int64_t num_steps) {
+  ParallelRecord out;
+  out.world_size = data.world_size();
+  const double steps = static_cast<double>(std::max<int64_t>(num_steps, 1));
+  const auto now = data.counters();
+  for (const auto& [name, counter] : dist::difference(now, before_)) {
+    if (name == "checkpoint") continue;
+    out.wire_mb += 1e-6 * static_cast<double>(counter.wire_bytes) / steps;
+    out.comm_ms += counter.elapsed_ms / steps;
+  }
+  before_ = now;
+  if (!timed) out.comm_ms = std::numeric_limits<double>::quiet_NaN();
+  if (own_ms_.empty()) return out;
+  out.exposed_ms = exposed_ms_ / steps / static_cast<double>(own_ms_.size());
+  const auto [fastest, slowest] = std::minmax_element(own_ms_.begin(), own_ms_.end());
+  out.slowest_rank = slowest - own_ms_.begin();
+  out.slowest_ms = *slowest / steps;
+  out.fastest_ms = *fastest / steps;
+  return out;
+}
+
+void ParallelWindow::clear() {
+  std::fill(own_ms_.begin(), own_ms_.end(), 0.0);
+  exposed_ms_ = 0;
+}
+
+}  // namespace longship::train

@@ -1,0 +1,183 @@
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "base/error.h"
+#include "dist/zero1.h"
+#include "ranks.h"
+
+namespace longship::dist {
+namespace {
+
+using ::testing::HasSubstr;
+
+void require(bool condition, const std::string& what) {
+  LS_CHECK(condition, InternalError, "{}", what);
+}
+
+struct Params {
+  std::vector<ParamSpec> specs;
+  std::vector<ReducedParam> tensors;
+  void add(const std::string& name, int64_t n, GradSource source = GradSource::kBackward) {
+    at::Tensor t = at::full({n}, 1.0, at::kFloat);
+    t.requires_grad_(source != GradSource::kNone);
+    at::Tensor external;
+    if (source == GradSource::kExternal) external = at::zeros({n}, at::kFloat);
+    specs.push_back({name, n, at::kFloat, "", source});
+    tensors.push_back({t, external});
+  }
+  BucketPlan plan(int64_t world, int64_t bytes = 40) const {
+    PlanOptions options;
+    options.world_size = world;
+    options.bucket_bytes = options.first_bucket_bytes = bytes;
+    return plan_buckets(specs, options);
+  }
+};
+
+// All in a child: autograd must not run in the process that forks.
+std::string error_of(const std::function<void()>& body) {
+  const auto ranks = run_ranks({0}, 1, [&](const LaunchInfo&) {
+    body();
+    return std::string("no error");
+  });
+  return ranks.front().text;
+}
+
+TEST(Reducer, ForgottenGradientIsNamed) {
+  EXPECT_THAT(error_of([] {
+                Params p;
+                p.add("used", 3);
+                p.add("forgotten", 4);
+                Communicator c(make_local_transport());
+                GradReducer reducer(c, p.plan(1), p.tensors, ReduceMode::kAllReduce);
+                reducer.begin_step();
+                reducer.begin_micro_batch(true);
+                p.tensors[0].param.sum().backward();
+                reducer.finish();
+              }),
+              HasSubstr("gave 1 parameters no gradient (forgotten)"));
+}
+
+TEST(Reducer, UnexpectedGradientIsNamed) {
+  EXPECT_THAT(error_of([] {
+                Params p;
+                p.add("used", 3);
+                p.add("quiet", 4, GradSource::kUnused);
+                Communicator c(make_local_transport());
+                GradReducer reducer(c, p.plan(1), p.tensors, ReduceMode::kAllReduce);
+                reducer.begin_step();
+                reducer.begin_micro_batch(true);
+                (p.tensors[0].param.sum() + p.tensors[1].param.sum()).backward();
+              }),
+              HasSubstr("'quiet' got a gradient although"));
+}
+
+TEST(Reducer, WrongUseIsNamed) {
+  EXPECT_THAT(error_of([] {
+                Params p;
+                p.add("x", 3);
+                Communicator c(make_local_transport());
+                GradReducer reducer(c, p.plan(2), p.tensors, ReduceMode::kAllReduce);
+              }),
+              HasSubstr("the plan is for 2 ranks, the group has 1"));
+  EXPECT_THAT(error_of([] {
+                Params p;
+                p.add("x", 3);
+                p.tensors[0].param = at::zeros({4}, at::kFloat).requires_grad_(true);
+                Communicator c(make_local_transport());
+                GradReducer reducer(c, p.plan(1), p.tensors, ReduceMode::kAllReduce);
+              }),
+              HasSubstr("'x' is not the contiguous Float tensor of 3 elements"));
+  EXPECT_THAT(error_of([] {
+                Params p;
+                p.add("x", 3);
+                Communicator c(make_local_transport());
+                GradReducer reducer(c, p.plan(1), p.tensors, ReduceMode::kAllReduce);
+                reducer.finish();
+              }),
+              HasSubstr("finish() without a last backward pass"));
+}
+
+// Sending follows the plan although gradients come in another order, an external gradient is
+// reduced last, and hooks are gone with the reducer.
+TEST(Reducer, OrderExternalAndHooks) {
+  const auto ranks = run_world(2, [](const LaunchInfo& launch) {
+    const auto group = ProcessGroup::connect(test_options(launch));
+    Communicator& c = group->world();
+    Params p;
+    p.add("table", 6, GradSource::kExternal);
+    p.add("first", 8);
+    p.add("second", 8);
+    p.add("third", 8);
+    const double r = static_cast<double>(launch.rank);
+    {
+      const BucketPlan plan = p.plan(2);
+      require(plan.buckets.size() == 4, "four buckets");
+      GradReducer reducer(c, plan, p.tensors, ReduceMode::kAllReduce);
+      for (int step = 0; step < 2; ++step) {
+        c.reset_counters();
+        reducer.begin_step();
+        reducer.begin_micro_batch(true);
+        p.tensors[0].external_grad.add_(10 + r);
+        // "third" belongs to the first bucket but its gradient comes last.
+        p.tensors[1].param.sum().backward();
+        p.tensors[2].param.sum().backward();
+        require(c.counters().count("grad") == 0, "sent before the first bucket was complete");
+        p.tensors[3].param.mul(1 + r).sum().backward();
+        require(c.counters().at("grad").count == 3, "three buckets while the table is open");
+        reducer.finish();
+        require(c.counters().at("grad").count == 4, "four buckets");
+        require(at::equal(p.tensors[0].external_grad, at::full({6}, 10.5, at::kFloat)), "table");
+        require(at::equal(p.tensors[1].param.grad(), at::full({8}, 1.0, at::kFloat)), "first");
+        require(at::equal(p.tensors[3].param.grad(), at::full({8}, 1.5, at::kFloat)), "third");
+        const auto record = c.flight_record();
+        require(record[record.size() - 4].name == "grad bucket 0" &&
+                    record[record.size() - 1].name == "grad bucket 3",
+                "order");
+        // What an optimizer may do in between.
+        p.tensors[1].param.mutable_grad() = at::Tensor();
+      }
+    }
+    p.tensors[2].param.sum().backward();
+    require(c.counters().at("grad").count == 4, "a hook outlived its reducer");
+    group->close();
+    return std::string();
+  });
+  for (const RankResult& rank : ranks) EXPECT_EQ(rank.exit_code, 0) << rank.text;
+}
+
+// Different start values become rank 0's, and a parameter is the same object, inside the flat
+// weights, after ZeRO-1 took it over.
+TEST(Reducer, FirstRanksValuesAndFlatWeights) {
+  const auto ranks = run_world(2, [](const LaunchInfo& launch) {
+    const auto group = ProcessGroup::connect(test_options(launch));
+    Params p;
+    p.add("a", 5);
+    p.add("b", 7);
+    const at::Tensor alias = p.tensors[0].param;
+    const double r = static_cast<double>(launch.rank);
+    p.tensors[0].param.detach().fill_(3 + r);
+    broadcast_from_first(group->world(), {p.tensors[0].param, p.tensors[1].param});
+    require(at::equal(alias.detach(), at::full({5}, 3.0, at::kFloat)), "rank 0's value");
+    Zero1 zero1(group->world(), p.plan(2, 1000), p.tensors);
+    for (const ShardSlice& slice : zero1.slices()) {
+      slice.weights.fill_(static_cast<double>(100 * slice.param) + r);
+    }
+    zero1.begin_gather();
+    zero1.wait_parameter(0);
+    zero1.wait_parameter(1);
+    // [b: 7, gap, a: 5, padding] = 16: rank 0 owns b and the gap, rank 1 all of a.
+    require(at::equal(alias.detach(), at::full({5}, 1.0, at::kFloat)), "a is rank 1's");
+    require(at::equal(p.tensors[1].param.detach(), at::full({7}, 100.0, at::kFloat)),
+            "b is rank 0's");
+    group->close();
+    return std::string();
+  });
+  for (const RankResult& rank : ranks) EXPECT_EQ(rank.exit_code, 0) << rank.text;
+}
+
+}  // namespace
+}  // namespace longship::dist

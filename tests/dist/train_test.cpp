@@ -1,0 +1,60 @@
+// The quick part: two ranks. All of it at 1 to 4 ranks is in train_full_test.cpp.
+#include <gtest/gtest.h>
+
+#include "mlp.h"
+
+namespace longship::dist {
+namespace {
+
+// fp32: sums over ranks are taken in another order than over samples. AdamW divides a gradient by
+// its own size, so rounding grows a little from step to step; over 20 steps the losses stay within
+// 2e-6 (measured: 2.3e-7 at most at 1 to 4 ranks). With Gloo, zero1 and ddp give the same bits.
+constexpr double kLossBound = 2e-6;
+
+TEST(TrainTwoRanks, EveryStrategyFollowsTheSingleProcess) {
+  const TrainResult reference = train_ranks(1, {});
+  EXPECT_LT(reference.losses.back(), 0.95 * reference.losses.front());
+  for (const int64_t micro : {1, 2}) {
+    TrainOptions options;
+    options.micro_batches = micro;
+    options.strategy = Strategy::kDdp;
+    const TrainResult ddp = train_ranks(2, options);
+    options.strategy = Strategy::kZero1;
+    const TrainResult zero1 = train_ranks(2, options);
+    EXPECT_LE(worst_error(ddp.losses, reference.losses, 1e-3), kLossBound) << micro;
+    EXPECT_LE(worst_error(ddp.norms, reference.norms, 1e-3), 10 * kLossBound) << micro;
+    EXPECT_LE(worst_error(ddp.weights, reference.weights, 0.1), 10 * kLossBound) << micro;
+    EXPECT_LE(worst_error(zero1.losses, ddp.losses, 1e-3), kLossBound) << micro;
+    EXPECT_LE(worst_error(zero1.weights, ddp.weights, 0.1), 10 * kLossBound) << micro;
+  }
+}
+
+// Taking autograd's buffer over changes no bit against adding it to zeros.
+TEST(TrainTwoRanks, CopiedFirstGradientsAreTheSameBits) {
+  for (const Strategy strategy : {Strategy::kDdp, Strategy::kZero1}) {
+    for (const int64_t micro : {1, 3}) {
+      TrainOptions options;
+      options.strategy = strategy;
+      options.micro_batches = micro;
+      const TrainResult added = train_ranks(2, options);
+      options.first_gradient = FirstGradient::kCopied;
+      const TrainResult copied = train_ranks(2, options);
+      EXPECT_EQ(copied.losses, added.losses) << micro;
+      EXPECT_EQ(copied.weights, added.weights) << micro;
+    }
+  }
+}
+
+// One rank without peers goes through the same code.
+TEST(TrainTwoRanks, OneRankAlone) {
+  const TrainResult reference = train_ranks(1, {});
+  for (const Strategy strategy : {Strategy::kDdp, Strategy::kZero1}) {
+    TrainOptions options;
+    options.strategy = strategy;
+    const TrainResult alone = train_ranks(1, options);
+    EXPECT_LE(worst_error(alone.losses, reference.losses, 1e-3), 1e-6);
+  }
+}
+
+}  // namespace
+}  // namespace longship::dist

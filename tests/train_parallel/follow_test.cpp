@@ -1,0 +1,77 @@
+// Two processes follow one; the full matrix is in follow_full_test.cpp.
+#include <fmt/core.h>
+#include <gtest/gtest.h>
+
+#include "bounds.h"
+#include "io/tensor_io.h"
+#include "runs.h"
+#include "support/paths.h"
+
+namespace longship::train {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::losses_of;
+using testing::pi05_run;
+using testing::worst_error;
+
+class ParallelFollow : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    root_ = longship::testing::scratch_dir(
+        std::string("follow_") + ::testing::UnitTest::GetInstance()->current_test_info()->name());
+  }
+  void TearDown() override { fs::remove_all(root_); }
+  std::vector<double> run(const std::string& name, int64_t world, std::vector<std::string> more) {
+    more.insert(more.end(), {"train.steps=20", "train.global_batch=8", "checkpoint.every=null"});
+    return losses_of(pi05_run(root_ / name, world, more));
+  }
+  // Largest difference of the files, relative to the largest value of each tensor.
+  double distance(const std::string& a, const std::string& b, const char* file) {
+    const auto left = io::load_tensors(root_ / a / "latest" / file);
+    const auto right = io::load_tensors(root_ / b / "latest" / file);
+    EXPECT_EQ(left.size(), right.size());
+    double worst = 0;
+    for (const auto& [name, tensor] : left) {
+      const at::Tensor other = right.at(name);
+      EXPECT_EQ(tensor.sizes(), other.sizes()) << name;
+      EXPECT_EQ(tensor.scalar_type(), other.scalar_type()) << name;
+      const double scale = other.abs().max().item<double>();
+      if (scale == 0) continue;
+      worst = std::max(worst, tensor.sub(other).abs().max().item<double>() / scale);
+    }
+    return worst;
+  }
+  fs::path root_;
+};
+
+TEST_F(ParallelFollow, Fp32WithAccumulation) {
+  const auto one = run("one", 1, {"train.micro_batch=2"});
+  ASSERT_EQ(one.size(), 20U);
+  const auto ddp = run("ddp", 2, {"train.micro_batch=2", "parallel.strategy=ddp"});
+  const auto zero1 = run("zero1", 2, {"train.micro_batch=2", "parallel.strategy=zero1"});
+  fmt::print("ddp {:.2g}, zero1 {:.2g}, of each other {:.2g}\n", worst_error(ddp, one),
+             worst_error(zero1, one), worst_error(zero1, ddp));
+  EXPECT_LE(worst_error(ddp, one), kFp32LossBound);
+  EXPECT_LE(worst_error(zero1, one), kFp32LossBound);
+  EXPECT_LE(worst_error(zero1, ddp), kFp32LossBound);
+  for (const char* file : {"model.safetensors", "state/optimizer.safetensors"}) {
+    EXPECT_LE(distance("ddp", "one", file), kFp32StateBound) << file;
+    EXPECT_LE(distance("zero1", "one", file), kFp32StateBound) << file;
+  }
+}
+
+TEST_F(ParallelFollow, Bf16) {
+  const std::vector<std::string> bf16 = {"train.dtype=bf16", "train.micro_batch=4"};
+  const auto one = run("one", 1, bf16);
+  for (const char* strategy : {"ddp", "zero1"}) {
+    auto more = bf16;
+    more.push_back(fmt::format("parallel.strategy={}", strategy));
+    const auto two = run(strategy, 2, more);
+    fmt::print("{} {:.2g}\n", strategy, worst_error(two, one));
+    EXPECT_LE(worst_error(two, one), kBf16LossBound) << strategy;
+  }
+}
+
+}  // namespace
+}  // namespace longship::train

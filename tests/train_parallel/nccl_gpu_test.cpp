@@ -1,0 +1,128 @@
+// Two GPUs over NCCL: eager steps, captured ones, and one GPU. The children look for devices,
+// because a process that has used CUDA cannot fork.
+#include <fmt/core.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "../dist/ranks.h"
+#include "base/error.h"
+#include "bounds.h"
+#include "runs.h"
+#include "runtime/device.h"
+#include "support/paths.h"
+
+namespace longship::train {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+using testing::losses_of;
+using testing::pi05_run;
+using testing::worst_error;
+
+bool two_gpus() {
+  const auto ranks = dist::run_world(1, [](const dist::LaunchInfo&) -> std::string {
+    return fmt::format("{}", runtime::num_cuda_devices());
+  });
+  return !ranks[0].text.empty() && std::stoi(ranks[0].text) >= 2;
+}
+
+class ParallelGpu : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!two_gpus()) GTEST_SKIP() << "needs two CUDA devices";
+    root_ = longship::testing::scratch_dir(
+        std::string("pgpu_") + ::testing::UnitTest::GetInstance()->current_test_info()->name());
+  }
+  void TearDown() override {
+    if (!root_.empty()) fs::remove_all(root_);
+  }
+  std::vector<double> run(const std::string& name, int64_t world, std::vector<std::string> more) {
+    more.insert(more.begin(), {"train.device=cuda", "train.deterministic=true",
+                               "model.parity=openpi", "train.steps=12", "train.global_batch=8",
+                               "train.micro_batch=2", "checkpoint.every=6"});
+    return losses_of(pi05_run(root_ / name, world, more));
+  }
+  fs::path root_;
+};
+
+TEST_F(ParallelGpu, TwoFollowOne) {
+  for (const auto& [dtype, bound] :
+       {std::pair{"fp32", kFp32LossBound}, std::pair{"bf16", kBf16LossBound}}) {
+    const std::vector<std::string> base = {fmt::format("train.dtype={}", dtype),
+                                           "train.tf32=false"};
+    const auto one = run(fmt::format("one_{}", dtype), 1, base);
+    for (const char* strategy : {"ddp", "zero1"}) {
+      auto more = base;
+      more.push_back(fmt::format("parallel.strategy={}", strategy));
+      const auto two = run(fmt::format("{}_{}", strategy, dtype), 2, more);
+      fmt::print("{} {}: {:.2g}\n", strategy, dtype, worst_error(two, one));
+      EXPECT_LE(worst_error(two, one), bound) << strategy << " " << dtype;
+    }
+  }
+}
+
+// Collectives inside graphs, and after replayed passes, change no bit.
+TEST_F(ParallelGpu, GraphsRepeatEagerSteps) {
+  for (const char* strategy : {"ddp", "zero1"}) {
+    const std::vector<std::string> base = {"train.dtype=bf16",
+                                           fmt::format("parallel.strategy={}", strategy)};
+    const auto eager = run(fmt::format("{}_eager", strategy), 2, base);
+    for (const char* mode : {"per_microbatch", "full_iteration"}) {
+      auto more = base;
+      more.push_back(fmt::format("train.cuda_graph={}", mode));
+      const std::string name = fmt::format("{}_{}", strategy, mode);
+      EXPECT_EQ(run(name, 2, more), eager) << name;
+      // A replay counts its collectives like an eager step.
+      std::ifstream in(root_ / name / "metrics.jsonl");
+      std::ifstream plain(root_ / fmt::format("{}_eager", strategy) / "metrics.jsonl");
+      for (std::string a, b; std::getline(in, a) && std::getline(plain, b);) {
+        EXPECT_EQ(nlohmann::json::parse(a)["comm_mb"], nlohmann::json::parse(b)["comm_mb"]) << a;
+      }
+    }
+  }
+}
+
+TEST_F(ParallelGpu, ResumeIsBitwise) {
+  for (const char* mode : {"none", "full_iteration"}) {
+    const std::vector<std::string> base = {"train.dtype=bf16", "parallel.strategy=zero1",
+                                           fmt::format("train.cuda_graph={}", mode)};
+    const auto whole = run(fmt::format("whole_{}", mode), 2, base);
+    auto half = base;
+    half.push_back("train.stop_after=6");
+    const std::string name = fmt::format("half_{}", mode);
+    run(name, 2, half);
+    const auto rest = run(name, 2, base);
+    EXPECT_EQ(rest, std::vector<double>(whole.end() - 6, whole.end())) << mode;
+  }
+}
+
+// The device waits for a peer that is dead; the host finds out and says so.
+TEST_F(ParallelGpu, KilledRankEndsTheOther) {
+  testing::RunRequest request =
+      pi05_run(root_ / "run", 2,
+               {"train.device=cuda", "train.dtype=bf16", "model.parity=openpi",
+                "train.steps=100000", "train.global_batch=8", "train.micro_batch=2",
+                "parallel.strategy=ddp", "checkpoint.every=null", "parallel.timeout_s=60"});
+  request.set_up = [](int64_t rank) {
+    if (rank != 1) return;
+    std::thread([] {
+      std::this_thread::sleep_for(std::chrono::seconds(25));
+      kill(getpid(), SIGKILL);
+    }).detach();
+  };
+  const auto ranks = run_training(request);
+  EXPECT_EQ(ranks[0].exit_code, static_cast<int>(ExitCode::kPeer)) << ranks[0].error;
+  EXPECT_THAT(ranks[0].error, HasSubstr("rank 1"));
+  EXPECT_LT(ranks[0].seconds, 80);
+}
+
+}  // namespace
+}  // namespace longship::train
