@@ -7,6 +7,8 @@
 #include "data/dataset.h"
 #include "models/spec.h"
 #include "train/checkpoint.h"
+#include "train/checkpoint_group.h"
+#include "train/checkpoint_state.h"
 #include "train/optimizer.h"
 #include "train/recipe.h"
 #include "train/run_folder.h"
@@ -31,14 +33,41 @@ std::string initial_weights(const Recipe& recipe);
 void fill_weights(models::Policy& policy, const Recipe& recipe,
                   const models::PreciseSink& sink = {});
 
-/// Writes step_N: model.safetensors (public names, the parameters' dtype; the moving average when
-/// there is one), config.json, config.yaml, stats.json, state/optimizer.safetensors,
-/// state/trainer.json, state/manifest.json.
+/// Everything that one rank writes into a checkpoint. Tensors may alias the state of the run.
+struct SaveParts {
+  int64_t step = 0;
+  std::string strategy = "none";
+  std::vector<StateSlice> state;  // the elements this rank owns
+  // Of rank 0 only:
+  std::vector<ExportTensor> model;                         // model.safetensors
+  io::NamedTensors policy_state;                           // state/policy.safetensors
+  std::vector<std::pair<std::string, std::string>> texts;  // path in the checkpoint, content
+
+  uint64_t bytes() const;
+};
+
+/// The parts of a run in which this process holds everything. A rank of a group keeps its share of
+/// `state` (even_share()) and, unless it is rank 0, nothing else.
+SaveParts collect_parts(const CheckpointContents& contents, models::Policy& policy,
+                        const AdamW& optimizer, const TrainerState& state);
+/// The tensors of the public checkpoint, with their source in the state where training changes
+/// them: the moving average when there is one, else the masters, cast to the parameters' dtype.
+std::vector<ExportTensor> export_plan(models::Policy& policy, const AdamW& optimizer);
+
+/// Writes step_N by all ranks of the group: model.safetensors (public names, the parameters' dtype;
+/// the moving average when there is one; streamed from the state), config.json, config.yaml,
+/// stats.json, state/optimizer.rRRRR-of-WWWW.safetensors of every rank, state/index.json,
+/// state/policy.safetensors, state/trainer.json, state/manifest.json. Throws like
+/// CheckpointStore::save().
+std::filesystem::path save_parts(CheckpointStore& store, CheckpointGroup& group,
+                                 const SaveParts& parts);
+/// The same by one process that holds everything.
 std::filesystem::path save_checkpoint(CheckpointStore& store, const CheckpointContents& contents,
                                       models::Policy& policy, const AdamW& optimizer,
                                       const TrainerState& state);
 
-/// The inverse: frozen weights from model.safetensors, everything else from state/. Bitwise.
+/// The inverse, from a checkpoint of any number of ranks: frozen weights from model.safetensors,
+/// everything else from state/. Bitwise.
 void load_training_state(const std::filesystem::path& checkpoint, models::Policy& policy,
                          AdamW& optimizer, int64_t num_updates);
 

@@ -17,6 +17,7 @@
 #include "train/assembly.h"
 #include "train/checkpoint.h"
 #include "train/checkpoint_io.h"
+#include "train/checkpoint_saver.h"
 #include "train/feed.h"
 #include "train/metrics.h"
 #include "train/order_log.h"
@@ -43,6 +44,9 @@ class Run {
         options_(options),
         lookup_(lookup),
         store_(recipe.output_dir),
+        saver_(
+            store_, group_,
+            {recipe.checkpoint.async, recipe.checkpoint.keep_last, recipe.checkpoint.keep_every}),
         schedule_(recipe.optim.schedule, recipe.optim.lr, recipe.train.steps) {}
 
   TrainOutcome train();
@@ -60,7 +64,7 @@ class Run {
   void report_progress(const StepReport& report);
   PipelineRecord pipeline_record(double seconds);
   UpdateScalars scalars_of(int64_t num_updates) const;
-  void save();
+  void save(bool last);
   void finish();
 
   const Recipe& recipe_;  // as given
@@ -69,6 +73,8 @@ class Run {
   const TrainOptions& options_;
   const FamilyLookup& lookup_;
   CheckpointStore store_;
+  SingleProcess group_;  // of those who write checkpoints together
+  CheckpointSaver saver_;
   Schedule schedule_;
   at::Device device_ = at::kCPU;
   std::unique_ptr<models::Transform> transform_;
@@ -83,7 +89,6 @@ class Run {
   TrainerState state_;
   TrainOutcome outcome_;
   int64_t resumed_step_ = 0;
-  int64_t saved_step_ = -1;
   Clock::time_point run_start_, window_start_;
   int64_t timed_steps_ = 0;
   double wait_ms_ = 0;
@@ -140,7 +145,7 @@ void Run::prepare() {
     assembly_.engine->reset(state_.num_updates);
     log::info("resumed from {} at step {}", plan.resume_from->string(), state_.step);
     outcome_.checkpoint = *plan.resume_from;
-    if (!plan.is_fork) saved_step_ = state_.step;
+    if (!plan.is_fork) saver_.assume_saved(state_.step, *plan.resume_from);
   }
   state_.seed = recipe_.train.seed;
   state_.global_batch = recipe_.train.global_batch;
@@ -193,7 +198,7 @@ void Run::skip_or_stop(const StepReport& report) {
   // A step behind this one may be in flight; with 'stop' the device leaves it without effect.
   if (recipe_.train.on_nonfinite == "stop") {
     while (assembly_.engine->in_flight() > 0) assembly_.engine->take_report();
-    save();
+    save(/*last=*/true);
     throw NonFiniteError(fmt::format(
         "{}; nothing was updated, and the state before this step is in {}. Look at these samples, "
         "lower optim.lr, or set train.on_nonfinite=skip train.max_skipped_steps=N",
@@ -201,7 +206,7 @@ void Run::skip_or_stop(const StepReport& report) {
   }
   const int64_t most = recipe_.train.max_skipped_steps.value_or(10);
   if (state_.skipped_steps >= most) {
-    save();
+    save(/*last=*/true);
     throw NonFiniteError(
         fmt::format("{}; {} steps were skipped already and train.max_skipped_steps is {}. The "
                     "state before this step is in {}",
@@ -300,20 +305,22 @@ void Run::record(int64_t step, bool force) {
   window_start_ = Clock::now();
 }
 
-void Run::save() {
-  if (saved_step_ == state_.step) return;
+// The last save of a run is there when this returns, or throws; others may go on behind training.
+void Run::save(bool last) {
   const auto before = Clock::now();
-  outcome_.checkpoint =
-      save_checkpoint(store_, contents_, *assembly_.policy, *assembly_.optimizer, state_);
-  saved_step_ = state_.step;
-  store_.prune(state_.step, recipe_.checkpoint.keep_last, recipe_.checkpoint.keep_every);
+  const auto parts = [this] {
+    return collect_parts(contents_, *assembly_.policy, *assembly_.optimizer, state_);
+  };
+  if (last) {
+    saver_.finish(state_.step, parts);
+    outcome_.checkpoint = saver_.newest();
+  } else {
+    saver_.begin(state_.step, parts);
+  }
   metrics_->draw_loss(
       fmt::format("{}: training loss", fs::path(recipe_.output_dir).filename().string()));
-  const double seconds = seconds_since(before);
-  log::info("checkpoint {} ({})", outcome_.checkpoint.string(), human_duration(seconds));
   // Saving is no part of the step time.
-  window_start_ +=
-      std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+  window_start_ += Clock::now() - before;
 }
 
 TrainOutcome Run::train() {
@@ -337,18 +344,20 @@ TrainOutcome Run::train() {
       // With 'skip' the host has to know before the next step whether this one counted.
       const bool wait = saves || recipe_.train.on_nonfinite == "skip";
       take_reports(wait ? 0 : assembly_.engine->lag());
-      if (saves && recipe_.checkpoint.every && state_.step % *recipe_.checkpoint.every == 0) save();
+      if (saves && recipe_.checkpoint.every && state_.step % *recipe_.checkpoint.every == 0) {
+        save(/*last=*/false);
+      }
     }
     take_reports(0);
   } catch (const DataError&) {
     // A sample could not be read, so the step did not begin: what was learned so far is kept.
     take_reports(0);
-    save();
+    save(/*last=*/true);
     throw;
   }
   outcome_.interrupted = guard.interrupted() && state_.step < last_step();
   feed_.reset();
-  save();
+  save(/*last=*/true);
   finish();
   return outcome_;
 }

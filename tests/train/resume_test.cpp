@@ -52,7 +52,7 @@ class ResumeTest : public ::testing::Test {
     return "";
   }
   void expect_same_state(const std::string& a, const std::string& b, int64_t step) {
-    for (const char* file : {"model.safetensors", "state/optimizer.safetensors"}) {
+    for (const char* file : {"model.safetensors", "state/optimizer.r0000-of-0001.safetensors"}) {
       const auto of = [&](const std::string& name) {
         return io::load_tensors(root_ / name / "checkpoints" / ("step_" + std::to_string(step)) /
                                 file);
