@@ -142,6 +142,22 @@ TEST_F(ResumeTest, SkippedStepsSurviveAResume) {
   EXPECT_EQ(records("whole"), records("parts"));
 }
 
+TEST_F(ResumeTest, AKillDuringTheFirstSaveStartsOver) {
+  run("whole");
+  run("parts", {"train.stop_after=5"});
+  // As the kill leaves it: a folder that was being filled, and no other.
+  const fs::path checkpoints = root_ / "parts/checkpoints";
+  fs::rename(checkpoints / "step_5", checkpoints / "step_5.partial-999999999");
+  fs::remove(root_ / "parts/latest");
+  EXPECT_EQ(run("parts").losses.size(), 20U);
+  expect_same_state("whole", "parts", 20);
+  EXPECT_FALSE(fs::exists(checkpoints / "step_5.partial-999999999"));
+  // Anything else there is not ours to remove.
+  fs::create_directories(root_ / "other/checkpoints/mine");
+  fs::copy_file(root_ / "parts/config.yaml", root_ / "other/config.yaml");
+  EXPECT_THAT(error_of("other", {}), HasSubstr("is not empty"));
+}
+
 TEST_F(ResumeTest, DamagedNewestFallsBackAndStillEndsTheSame) {
   run("whole");
   run("parts", {"train.stop_after=10"});
