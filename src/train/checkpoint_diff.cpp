@@ -31,9 +31,14 @@ class Source {
   virtual void read(const std::string& name, int64_t begin, int64_t end, void* out) const = 0;
 };
 
+// Names from the mapped headers, bytes read in ranges, so that memory stays bounded.
 class WeightsSource : public Source {
  public:
-  explicit WeightsSource(const fs::path& path) : weights_(io::open_weights(path)) {}
+  explicit WeightsSource(const fs::path& path) : weights_(io::open_weights(path)) {
+    for (const io::SafetensorsFile& file : weights_.files()) {
+      files_.emplace(file.path(), io::SafetensorsRanges::open(file.path()));
+    }
+  }
   std::map<std::string, io::TensorSpec> specs() const override {
     std::map<std::string, io::TensorSpec> out;
     for (const io::TensorInfo& t : weights_.tensors()) out[t.name] = {t.name, t.dtype, t.shape};
@@ -41,13 +46,15 @@ class WeightsSource : public Source {
   }
   void read(const std::string& name, int64_t begin, int64_t end, void* out) const override {
     const io::TensorInfo& info = weights_.at(name);
-    const int64_t width = io::dtype_bytes(info.dtype);
-    std::memcpy(out, weights_.data(info) + begin * width,
-                static_cast<size_t>((end - begin) * width));
+    const auto width = static_cast<uint64_t>(io::dtype_bytes(info.dtype));
+    files_.at(weights_.file_of(info))
+        .read(info, static_cast<uint64_t>(begin) * width,
+              static_cast<uint64_t>(end - begin) * width, out);
   }
 
  private:
   io::Weights weights_;
+  std::map<fs::path, io::SafetensorsRanges> files_;
 };
 
 class StateSource : public Source {
