@@ -11,6 +11,7 @@
 
 #include "apps/bench.h"
 #include "apps/calibrate.h"
+#include "apps/checkpoint.h"
 #include "apps/dataset.h"
 #include "apps/eval.h"
 #include "apps/inspect.h"
@@ -44,6 +45,7 @@ int run(int argc, char** argv) {
   longship::apps::add_eval_command(app, action);
   longship::apps::add_inspect_command(app, action);
   longship::apps::add_dataset_command(app, action);
+  longship::apps::add_checkpoint_command(app, action);
   longship::apps::add_parity_command(app, action);
   longship::apps::add_bench_command(app, action);
   longship::apps::add_calibrate_command(app, action);

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/sha256_x86.h"
 
 namespace longship {
 
@@ -34,6 +35,15 @@ Sha256::Sha256()
     : state_{0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
              0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19},
       buffer_{} {}
+
+// `num_blocks` blocks of 64 bytes.
+void Sha256::blocks(const uint8_t* bytes, size_t num_blocks) {
+  if (has_sha256_instructions()) {
+    sha256_blocks_x86(state_.data(), kRound.data(), bytes, num_blocks);
+    return;
+  }
+  for (size_t i = 0; i < num_blocks; ++i) block(bytes + 64 * i);
+}
 
 void Sha256::block(const uint8_t* bytes) {
   std::array<uint32_t, 64> w;
@@ -71,9 +81,10 @@ void Sha256::update(const void* data, size_t num_bytes) {
   num_bytes_ += num_bytes;
   while (num_bytes > 0) {
     if (filled == 0 && num_bytes >= 64) {
-      block(bytes);
-      bytes += 64;
-      num_bytes -= 64;
+      const size_t whole = num_bytes / 64;
+      blocks(bytes, whole);
+      bytes += 64 * whole;
+      num_bytes -= 64 * whole;
       continue;
     }
     const size_t n = std::min(num_bytes, 64 - filled);
@@ -82,7 +93,7 @@ void Sha256::update(const void* data, size_t num_bytes) {
     num_bytes -= n;
     filled += n;
     if (filled == 64) {
-      block(buffer_.data());
+      blocks(buffer_.data(), 1);
       filled = 0;
     }
   }
@@ -108,7 +119,8 @@ std::string sha256_hex(std::string_view bytes) {
   return sha.hex();
 }
 
-std::string sha256_file(const std::filesystem::path& path) {
+std::string sha256_file(const std::filesystem::path& path,
+                        const std::function<void(uint64_t num_bytes)>& progress) {
   const std::unique_ptr<FILE, int (*)(FILE*)> file(std::fopen(path.c_str(), "rb"), &std::fclose);
   const auto fail = [&] {
     throw Error(ExitCode::kOther, fmt::format("cannot read {}: {}", path.string(),
@@ -118,8 +130,12 @@ std::string sha256_file(const std::filesystem::path& path) {
   std::vector<char> piece(size_t{1} << 20);
   Sha256 sha;
   size_t n = 0;
-  while ((n = std::fread(piece.data(), 1, piece.size(), file.get())) > 0)
+  uint64_t done = 0;
+  while ((n = std::fread(piece.data(), 1, piece.size(), file.get())) > 0) {
     sha.update(piece.data(), n);
+    done += n;
+    if (progress) progress(done);
+  }
   if (std::ferror(file.get()) != 0) fail();
   return sha.hex();
 }

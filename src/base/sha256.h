@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <string>
 #include <string_view>
 
@@ -18,6 +19,7 @@ class Sha256 {
   std::string hex();
 
  private:
+  void blocks(const uint8_t* bytes, size_t num_blocks);
   void block(const uint8_t* bytes);
   std::array<uint32_t, 8> state_;
   std::array<uint8_t, 64> buffer_;
@@ -25,7 +27,9 @@ class Sha256 {
 };
 
 std::string sha256_hex(std::string_view bytes);
-/// Reads in pieces. Throws Error when the file cannot be read.
-std::string sha256_file(const std::filesystem::path& path);
+/// Reads in pieces. `progress`, when given, gets the bytes read so far. Throws Error when the file
+/// cannot be read.
+std::string sha256_file(const std::filesystem::path& path,
+                        const std::function<void(uint64_t num_bytes)>& progress = {});
 
 }  // namespace longship

@@ -149,7 +149,8 @@ std::unique_ptr<ProcessGroup> ProcessGroup::connect(const GroupOptions& options)
   handshake.facts.emplace_back("backend", options.cuda ? "nccl" : "gloo");
   try {
     shake_hands(*group->store_, handshake);
-    group->world_ = group->make_communicator("world", launch.rank, all, options.cuda);
+    group->world_ = group->make_communicator("world", launch.rank, all, options.cuda,
+                                              options.collective_timeout_s);
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
@@ -161,7 +162,7 @@ std::unique_ptr<ProcessGroup> ProcessGroup::connect(const GroupOptions& options)
 
 std::unique_ptr<Communicator> ProcessGroup::make_communicator(const std::string& name, int64_t rank,
                                                               const std::vector<int64_t>& ranks,
-                                                              bool cuda) {
+                                                              bool cuda, double timeout_s) {
   BackendOptions backend;
   backend.group = name;
   backend.rank = rank;
@@ -170,7 +171,7 @@ std::unique_ptr<Communicator> ProcessGroup::make_communicator(const std::string&
   backend.master_port = options_.launch.master_port;
   backend.device_index = options_.launch.local_rank;
   backend.setup_timeout_s = options_.setup_timeout_s;
-  backend.timeout_s = options_.collective_timeout_s;
+  backend.timeout_s = timeout_s;
   CommunicatorOptions communicator;
   communicator.group = name;
   communicator.global_ranks = ranks;
@@ -184,7 +185,7 @@ std::unique_ptr<Communicator> ProcessGroup::make_communicator(const std::string&
 
 std::unique_ptr<Communicator> ProcessGroup::make_group(const std::string& name,
                                                        const std::vector<int64_t>& ranks,
-                                                       bool cuda) {
+                                                       bool cuda, std::optional<double> timeout_s) {
   const auto own = std::find(ranks.begin(), ranks.end(), rank());
   LS_CHECK(own != ranks.end(), InternalError, "group '{}': rank {} is not among {}", name, rank(),
            describe_ranks(ranks));
@@ -197,7 +198,7 @@ std::unique_ptr<Communicator> ProcessGroup::make_group(const std::string& name,
   try {
     // The first member in the name: disjoint groups of one layout may share their name.
     return make_communicator(fmt::format("{}_{}", name, ranks.front()), own - ranks.begin(), ranks,
-                             cuda);
+                             cuda, timeout_s.value_or(options_.collective_timeout_s));
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {

@@ -14,6 +14,7 @@
 #include <filesystem>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <stop_token>
 #include <string>
 #include <thread>
@@ -61,9 +62,12 @@ class ProcessGroup {
                                            const std::vector<int64_t>& ranks) {
     return make_group(name, ranks, options_.cuda);
   }
-  /// `cuda`: over NCCL, whatever world() uses.
+  /// `cuda`: over NCCL, whatever world() uses. `timeout_s`: of its collectives instead of
+  /// collective_timeout_s, for ranks that may be apart for long; a rank that dies is noticed at once
+  /// all the same.
   std::unique_ptr<Communicator> make_group(const std::string& name,
-                                           const std::vector<int64_t>& ranks, bool cuda);
+                                           const std::vector<int64_t>& ranks, bool cuda,
+                                           std::optional<double> timeout_s = std::nullopt);
 
   /// Tells the peers why this rank leaves, so that their messages can say so; call it before the
   /// error leaves the scope of this object. They learn it when the object goes away: its
@@ -83,7 +87,8 @@ class ProcessGroup {
  private:
   explicit ProcessGroup(const GroupOptions& options) : options_(options) {}
   std::unique_ptr<Communicator> make_communicator(const std::string& name, int64_t rank,
-                                                  const std::vector<int64_t>& ranks, bool cuda);
+                                                  const std::vector<int64_t>& ranks, bool cuda,
+                                                  double timeout_s);
   std::string explain(const FlightEntry& failed);
   void linger(int64_t readers);
 

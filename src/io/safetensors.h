@@ -6,8 +6,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
-#include <functional>
 #include <map>
+#include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -38,6 +39,8 @@ enum class DType : uint8_t {
 
 /// The name used in files, e.g. "BF16".
 std::string_view dtype_name(DType dtype);
+/// The inverse; nullopt for a name that the format does not have.
+std::optional<DType> parse_dtype(std::string_view name);
 /// Bytes of one element: 1, 2, 4 or 8.
 int64_t dtype_bytes(DType dtype);
 
@@ -107,15 +110,87 @@ class SafetensorsFile {
   size_t mapping_bytes_ = 0;
 };
 
+/// An open file that is read in ranges, never mapped: memory stays bounded, a damaged disk is an
+/// error instead of a signal. Movable, not copyable. Const methods are thread-safe.
+class SafetensorsRanges {
+ public:
+  /// Reads and checks the header. Throws CheckpointError like SafetensorsFile::open.
+  static SafetensorsRanges open(const std::filesystem::path& path);
+
+  SafetensorsRanges(SafetensorsRanges&& other) noexcept;
+  SafetensorsRanges& operator=(SafetensorsRanges&& other) noexcept;
+  SafetensorsRanges(const SafetensorsRanges&) = delete;
+  SafetensorsRanges& operator=(const SafetensorsRanges&) = delete;
+  ~SafetensorsRanges();
+
+  const std::filesystem::path& path() const { return path_; }
+  const SafetensorsHeader& header() const { return header_; }
+  /// nullptr when there is no such tensor.
+  const TensorInfo* find(std::string_view name) const;
+  /// Bytes [offset, offset + num_bytes) of a tensor of this file. Throws CheckpointError when the
+  /// file cannot be read there, InternalError for a range outside the tensor.
+  void read(const TensorInfo& info, uint64_t offset, uint64_t num_bytes, void* out) const;
+
+ private:
+  SafetensorsRanges() = default;
+
+  std::filesystem::path path_;
+  SafetensorsHeader header_;
+  std::unordered_map<std::string_view, size_t> by_name_;  // views into header_.tensors
+  int fd_ = -1;
+};
+
+/// What a tensor of a file to be written is, without its bytes.
+struct TensorSpec {
+  std::string name;
+  DType dtype = DType::kF32;
+  std::vector<int64_t> shape;
+};
+
+/// Size and SHA-256 of a written file.
+struct FileSum {
+  uint64_t bytes = 0;
+  std::string sha256;  // 64 hexadecimal digits
+};
+
+/// Writes a file piece by piece, so that no tensor has to be in memory as a whole: the header at
+/// once, then the bytes of the tensors of order(), one after the other, in pieces of any size. The
+/// file appears at commit(), whole or not at all, and is the same as write_safetensors() makes.
+class SafetensorsWriter {
+ public:
+  /// `with_sum`: commit() gives the SHA-256, computed while writing. Throws like
+  /// write_safetensors().
+  SafetensorsWriter(const std::filesystem::path& path, std::vector<TensorSpec> tensors,
+                    const Metadata& metadata = {}, bool with_sum = false);
+  ~SafetensorsWriter();
+  SafetensorsWriter(const SafetensorsWriter&) = delete;
+  SafetensorsWriter& operator=(const SafetensorsWriter&) = delete;
+
+  /// The tensors in the order of their bytes; `position` is the index in the constructor's list.
+  struct Ordered {
+    TensorSpec spec;
+    size_t position = 0;
+    uint64_t num_bytes = 0;
+  };
+  const std::vector<Ordered>& order() const { return order_; }
+  /// The next bytes of the data part.
+  void write(const void* data, size_t num_bytes);
+  /// Throws InternalError unless exactly the bytes of all tensors were written.
+  FileSum commit();
+
+ private:
+  struct Impl;
+  std::vector<Ordered> order_;
+  std::unique_ptr<Impl> impl_;
+};
+
 /// A tensor to be written. `data` is row-major and contiguous, host memory, numel * dtype_bytes
-/// bytes. Where it is null, `fetch` is called when the tensor's turn has come, and its result must
-/// stay valid until the next call; tensors are fetched in the order of the file.
+/// bytes.
 struct TensorView {
   std::string name;
   DType dtype = DType::kF32;
   std::vector<int64_t> shape;
   const void* data = nullptr;
-  std::function<const void*()> fetch = nullptr;
 };
 
 /// Writes a file through a temporary one in the same folder (fsync, rename), so `path` is either

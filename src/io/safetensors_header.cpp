@@ -43,13 +43,6 @@ const DTypeRow& row_of(DType dtype) {
   return kDTypes.at(static_cast<size_t>(dtype));
 }
 
-std::optional<DType> dtype_from_name(std::string_view name) {
-  for (const DTypeRow& row : kDTypes) {
-    if (row.name == name) return row.dtype;
-  }
-  return std::nullopt;
-}
-
 std::string known_dtypes() {
   std::string all;
   for (const DTypeRow& row : kDTypes) all += fmt::format("{}{}", all.empty() ? "" : ", ", row.name);
@@ -129,7 +122,7 @@ class HeaderBuilder : public nlohmann::json_sax<nlohmann::json> {
       out_.metadata.emplace(metadata_key_, text);
       place_ = Place::kMetadata;
     } else if (place_ == Place::kDType) {
-      std::optional<DType> dtype = dtype_from_name(text);
+      std::optional<DType> dtype = parse_dtype(text);
       if (!dtype)
         fail(
             fmt::format("unknown dtype '{}', expected one of {}", printable(text), known_dtypes()));
@@ -305,6 +298,12 @@ void check_layout(std::vector<TensorInfo>& tensors, uint64_t data_bytes, std::st
 
 std::string_view dtype_name(DType dtype) {
   return row_of(dtype).name;
+}
+std::optional<DType> parse_dtype(std::string_view name) {
+  for (const DTypeRow& row : kDTypes) {
+    if (row.name == name) return row.dtype;
+  }
+  return std::nullopt;
 }
 int64_t dtype_bytes(DType dtype) {
   return row_of(dtype).bytes;

@@ -85,24 +85,4 @@ void save_tensors(const std::filesystem::path& path, const NamedTensors& tensors
   write_safetensors(path, views, metadata);
 }
 
-void save_tensors(const std::filesystem::path& path, const std::vector<LazyTensor>& tensors,
-                  const Metadata& metadata) {
-  at::Tensor kept;  // what is written at the moment
-  std::vector<TensorView> views;
-  for (const LazyTensor& tensor : tensors) {
-    const auto fetch = [&kept, &tensor, &path]() -> const void* {
-      kept = at::Tensor();
-      const at::Tensor made = tensor.make();
-      LS_CHECK(made.defined() && made.scalar_type() == tensor.dtype &&
-                   made.sizes() == at::IntArrayRef(tensor.shape),
-               InternalError, "{}: tensor '{}' was announced with another type or shape",
-               path.string(), tensor.name);
-      kept = made.detach().to(at::kCPU).contiguous();
-      return kept.const_data_ptr();
-    };
-    views.push_back({tensor.name, to_dtype(tensor.dtype), tensor.shape, nullptr, fetch});
-  }
-  write_safetensors(path, views, metadata);
-}
-
 }  // namespace longship::io

@@ -5,7 +5,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <filesystem>
-#include <functional>
 #include <map>
 #include <string>
 #include <utility>
@@ -35,18 +34,6 @@ using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 /// where needed) with write_safetensors. Throws CheckpointError: undefined tensor, dtype without
 /// counterpart, and all of write_safetensors.
 void save_tensors(const std::filesystem::path& path, const NamedTensors& tensors,
-                  const Metadata& metadata = {});
-
-/// A tensor of a file that is made when its turn to be written has come.
-struct LazyTensor {
-  std::string name;
-  at::ScalarType dtype = at::kFloat;
-  std::vector<int64_t> shape;
-  std::function<at::Tensor()> make;  // of this dtype and shape, on any device
-};
-/// The same with one tensor in memory at a time. They are made in the order of the file: by falling
-/// element size, then by name.
-void save_tensors(const std::filesystem::path& path, const std::vector<LazyTensor>& tensors,
                   const Metadata& metadata = {});
 
 }  // namespace longship::io

@@ -2,21 +2,21 @@
 
 #include <fmt/format.h>
 
+#include <map>
+#include <set>
+
 #include "base/error.h"
 #include "base/fs.h"
 #include "base/log.h"
 #include "data/mixture.h"
 #include "data/stats.h"
+#include "io/tensor_io.h"
 #include "train/session.h"
 
 namespace longship::train {
 namespace {
 
 namespace fs = std::filesystem;
-
-uint64_t bytes_of(const at::Tensor& t) {
-  return static_cast<uint64_t>(t.numel()) * t.element_size();
-}
 
 // Values that replace parameters in the export, in the parameters' own dtype.
 std::vector<models::NamedTensor> export_values(const AdamW& optimizer) {
@@ -63,69 +63,126 @@ void fill_weights(models::Policy& policy, const Recipe& recipe, const models::Pr
   policy.load_weights(weights, sink);
 }
 
+std::vector<ExportTensor> export_plan(models::Policy& policy, const AdamW& optimizer) {
+  std::map<std::string, at::Tensor> updated;  // the model's parameters
+  std::set<const void*> trained;              // memory that updates change
+  for (const models::ParamInfo& info : policy.parameters()) {
+    if (info.role == models::ParamRole::kFrozen) continue;
+    updated[info.name] = info.tensor;
+    trained.insert(info.tensor.storage().data());
+  }
+  std::vector<ExportTensor> out;
+  std::vector<size_t> derived;
+  for (const models::NamedTensor& t : policy.export_weights({})) {
+    ExportTensor e;
+    e.spec = {t.name, io::to_dtype(t.tensor.scalar_type()), t.tensor.sizes().vec()};
+    const auto found = updated.find(t.name);
+    const bool is_parameter = found != updated.end() && found->second.sizes() == t.tensor.sizes() &&
+                              found->second.const_data_ptr() == t.tensor.const_data_ptr();
+    if (is_parameter) {
+      e.source = (optimizer.has_ema() ? "ema." : "weights.") + t.name;
+    } else {
+      LS_CHECK(found == updated.end(), InternalError,
+               "the exported '{}' is not the parameter of that name", t.name);
+      e.literal = t.tensor.detach();
+      e.literal_moves = trained.contains(t.tensor.storage().data());
+      if (e.literal_moves) derived.push_back(out.size());
+    }
+    out.push_back(std::move(e));
+  }
+  // What a family makes from several parameters has no tensor of its own in the state.
+  if (!derived.empty() && optimizer.has_ema()) {
+    for (const AdamW::Entry& e : optimizer.entries()) {
+      LS_CHECK(e.param.sizes() == updated.at(e.name).sizes(), InternalError,
+               "'{}' is exported from the moving average of several parameters, which no process "
+               "holds as a whole",
+               out[derived.front()].spec.name);
+    }
+    const std::vector<models::NamedTensor> values = policy.export_weights(export_values(optimizer));
+    for (const size_t i : derived) out[i].literal = values.at(i).tensor.detach();
+  }
+  return out;
+}
+
+SaveParts collect_parts(const CheckpointContents& contents, models::Policy& policy,
+                        const AdamW& optimizer, const TrainerState& state, GradientSync* sync) {
+  SaveParts parts;
+  parts.step = state.step;
+  parts.state = sync != nullptr ? sync->own_state(optimizer, /*loading=*/false)
+                                : whole_slices(optimizer.state());
+  if (sync != nullptr) {
+    parts.strategy = sync->strategy();
+    sync->wait_weights();
+    if (sync->communicator().rank() != 0) return parts;
+  }
+  const Recipe& recipe = *contents.recipe;
+  parts.model = export_plan(policy, optimizer);
+  for (models::NamedTensor& t : policy.training_state()) {
+    parts.policy_state.emplace_back(t.name, t.tensor);
+  }
+  parts.texts = {
+      {"config.json", recipe.family->export_config_json(*recipe.model, *contents.dataset)},
+      {"config.yaml", contents.recipe_yaml},
+      {"stats.json", contents.stats_json},
+      {"state/trainer.json", to_json(state)}};
+  return parts;
+}
+
+uint64_t SaveParts::bytes() const {
+  uint64_t sum = bytes_of(state) + bytes_of(model);
+  for (const auto& [name, tensor] : policy_state) {
+    sum += static_cast<uint64_t>(tensor.numel()) * tensor.element_size();
+  }
+  for (const auto& [path, text] : texts) sum += text.size();
+  return sum;
+}
+
+fs::path save_parts(CheckpointStore& store, CheckpointGroup& group, const SaveParts& parts) {
+  SavePlan plan;
+  plan.step = parts.step;
+  plan.bytes = parts.bytes();
+  plan.write = [&](const fs::path& folder) {
+    return std::vector{write_shard(folder, group.rank(), group.world_size(), parts.state)};
+  };
+  plan.complete = [&](const fs::path& folder) {
+    std::vector<WrittenFile> files;
+    for (const auto& [path, text] : parts.texts) {
+      write_file_atomic(folder / path, text, ExitCode::kCheckpoint);
+    }
+    if (!parts.policy_state.empty()) {
+      io::save_tensors(folder / "state" / "policy.safetensors", parts.policy_state);
+    }
+    files.push_back(write_shard_index(folder, group.world_size(), parts.strategy));
+    files.push_back({"model.safetensors", write_model(folder / "model.safetensors", parts.model,
+                                                      io::ShardedState::open(folder / "state"))});
+    return files;
+  };
+  return store.save(group, plan);
+}
+
 fs::path save_checkpoint(CheckpointStore& store, const CheckpointContents& contents,
                          models::Policy& policy, const AdamW& optimizer,
                          const TrainerState& state) {
-  CheckpointTensors tensors;
-  tensors.weights = policy.export_weights(export_values(optimizer));
-  for (const auto& [name, tensor] : optimizer.state()) {
-    tensors.optimizer.push_back(
-        {name, tensor.scalar_type(), tensor.sizes().vec(), [tensor] { return tensor; }});
-  }
-  return write_checkpoint(store, contents, policy, tensors, state);
-}
-
-fs::path write_checkpoint(CheckpointStore& store, const CheckpointContents& contents,
-                          models::Policy& policy, const CheckpointTensors& tensors,
-                          const TrainerState& state) {
-  const Recipe& recipe = *contents.recipe;
-  io::NamedTensors weights;
-  uint64_t needed = 0;
-  for (const models::NamedTensor& t : tensors.weights) {
-    needed += bytes_of(t.tensor);
-    weights.emplace_back(t.name, t.tensor.detach());
-  }
-  for (const io::LazyTensor& t : tensors.optimizer) {
-    needed += static_cast<uint64_t>(c10::multiply_integers(t.shape)) * c10::elementSize(t.dtype);
-  }
-  io::NamedTensors policy_state;
-  for (models::NamedTensor& t : policy.training_state())
-    policy_state.emplace_back(t.name, t.tensor);
-  return store.save(state.step, needed, [&](const fs::path& folder) {
-    constexpr ExitCode code = ExitCode::kCheckpoint;
-    fs::create_directories(folder / "state");
-    io::save_tensors(folder / "model.safetensors", weights, {{"format", "pt"}});
-    write_file_atomic(folder / "config.json",
-                      recipe.family->export_config_json(*recipe.model, *contents.dataset), code);
-    write_file_atomic(folder / "config.yaml", contents.recipe_yaml, code);
-    write_file_atomic(folder / "stats.json", contents.stats_json, code);
-    io::save_tensors(folder / "state" / "optimizer.safetensors", tensors.optimizer);
-    if (!policy_state.empty()) {
-      io::save_tensors(folder / "state" / "policy.safetensors", policy_state);
-    }
-    write_file_atomic(folder / "state" / "trainer.json", to_json(state), code);
-  });
+  SingleProcess alone;
+  return save_parts(store, alone, collect_parts(contents, policy, optimizer, state));
 }
 
 namespace {
 
-// The state of the parts that this process updates, from the file of the whole. What belongs to no
-// parameter of the model goes on to the optimizer, which complains.
-io::NamedTensors read_own_state(const fs::path& file, const GradientSync* sync) {
-  const io::Weights weights = io::open_weights(file);
-  io::NamedTensors out;
-  for (const io::TensorInfo& info : weights.tensors()) {
-    at::Tensor whole = io::to_tensor(weights, info);
-    const std::string name = info.name.substr(info.name.find('.') + 1);
-    if (sync != nullptr && sync->knows(name)) {
-      LS_CHECK(sync->has_shape(name, whole), CheckpointError,
-               "{}: {} has another shape than the "
-               "parameter",
-               file.string(), io::describe(info));
-      whole = sync->own_part(name, whole);
-      if (whole.defined() && sync->sliced()) whole = whole.clone();  // lets the rest go
+// The whole state, whoever holds it.
+std::vector<io::TensorSpec> expected_state(models::Policy& policy, bool has_ema) {
+  std::vector<io::TensorSpec> out;
+  for (const models::ParamInfo& info : policy.parameters()) {
+    if (info.role == models::ParamRole::kFrozen) continue;
+    const auto add = [&](const char* kind) {
+      out.push_back({kind + info.name, io::DType::kF32, info.tensor.sizes().vec()});
+    };
+    add("weights.");
+    if (info.role == models::ParamRole::kTrainable) {
+      add("exp_avg.");
+      add("exp_avg_sq.");
     }
-    if (whole.defined()) out.emplace_back(info.name, std::move(whole));
+    if (has_ema) add("ema.");
   }
   return out;
 }
@@ -135,13 +192,12 @@ io::NamedTensors read_own_state(const fs::path& file, const GradientSync* sync) 
 void load_training_state(const fs::path& checkpoint, models::Policy& policy, AdamW& optimizer,
                          int64_t num_updates, const GradientSync* sync) {
   policy.load_weights(checkpoint, {});
-  const fs::path file = checkpoint / "state" / "optimizer.safetensors";
-  const io::NamedTensors state = read_own_state(file, sync);
-  try {
-    optimizer.load_state(state, num_updates);
-  } catch (const CheckpointError& error) {
-    throw CheckpointError(fmt::format("{}: {}", file.string(), error.what()));
-  }
+  const io::ShardedState stored = io::ShardedState::open(checkpoint / "state");
+  check_state(stored, expected_state(policy, optimizer.has_ema()));
+  // The slices are the optimizer's own tensors.
+  load_slices(stored, sync != nullptr ? sync->own_state(optimizer, /*loading=*/true)
+                                      : whole_slices(optimizer.state()));
+  optimizer.load_state(optimizer.state(), num_updates);
   const fs::path extra = checkpoint / "state" / "policy.safetensors";
   std::vector<models::NamedTensor> policy_state;
   if (fs::exists(extra)) {

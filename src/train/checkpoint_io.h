@@ -5,9 +5,10 @@
 #include <string>
 
 #include "data/dataset.h"
-#include "io/tensor_io.h"
 #include "models/spec.h"
 #include "train/checkpoint.h"
+#include "train/checkpoint_group.h"
+#include "train/checkpoint_state.h"
 #include "train/gradient_sync.h"
 #include "train/optimizer.h"
 #include "train/recipe.h"
@@ -33,26 +34,45 @@ std::string initial_weights(const Recipe& recipe);
 void fill_weights(models::Policy& policy, const Recipe& recipe,
                   const models::PreciseSink& sink = {});
 
-/// Writes step_N: model.safetensors (public names, the parameters' dtype; the moving average when
-/// there is one), config.json, config.yaml, stats.json, state/optimizer.safetensors,
-/// state/trainer.json, state/manifest.json.
+/// Everything that one rank writes into a checkpoint. Tensors may alias the state of the run.
+struct SaveParts {
+  int64_t step = 0;
+  std::string strategy = "none";
+  std::vector<StateSlice> state;  // the elements this rank owns
+  // Of rank 0 only:
+  std::vector<ExportTensor> model;                         // model.safetensors
+  io::NamedTensors policy_state;                           // state/policy.safetensors
+  std::vector<std::pair<std::string, std::string>> texts;  // path in the checkpoint, content
+
+  uint64_t bytes() const;
+};
+
+/// What this process writes. Alone it holds everything; of several (`sync`) each has its part of the
+/// state, and rank 0 all else: `contents` is read there only.
+SaveParts collect_parts(const CheckpointContents& contents, models::Policy& policy,
+                        const AdamW& optimizer, const TrainerState& state,
+                        GradientSync* sync = nullptr);
+/// The tensors of the public checkpoint, with their source in the state where training changes
+/// them: the moving average when there is one, else the masters, cast to the parameters' dtype. The
+/// optimizer may update parts of the parameters. Throws InternalError for a family that derives an
+/// exported tensor from several parameters where there is a moving average in parts.
+std::vector<ExportTensor> export_plan(models::Policy& policy, const AdamW& optimizer);
+
+/// Writes step_N by all ranks of the group: model.safetensors (public names, the parameters' dtype;
+/// the moving average when there is one; streamed from the state), config.json, config.yaml,
+/// stats.json, state/optimizer.rRRRR-of-WWWW.safetensors of every rank, state/index.json,
+/// state/policy.safetensors, state/trainer.json, state/manifest.json. Throws like
+/// CheckpointStore::save().
+std::filesystem::path save_parts(CheckpointStore& store, CheckpointGroup& group,
+                                 const SaveParts& parts);
+/// The same by one process that holds everything.
 std::filesystem::path save_checkpoint(CheckpointStore& store, const CheckpointContents& contents,
                                       models::Policy& policy, const AdamW& optimizer,
                                       const TrainerState& state);
 
-/// The tensors of a checkpoint: the public weights, and what goes to state/optimizer.safetensors.
-struct CheckpointTensors {
-  std::vector<models::NamedTensor> weights;
-  std::vector<io::LazyTensor> optimizer;
-};
-/// Writes step_N from given tensors; the other save_checkpoint() takes them from the optimizer.
-std::filesystem::path write_checkpoint(CheckpointStore& store, const CheckpointContents& contents,
-                                       models::Policy& policy, const CheckpointTensors& tensors,
-                                       const TrainerState& state);
-
-/// The inverse: frozen weights from model.safetensors, everything else from state/. Bitwise.
-/// `sync`: of several processes; where it divides parameters, each takes its parts (and calls
-/// begin_gather() afterwards). Checkpoints do not depend on how many processes wrote them.
+/// The inverse, from a checkpoint of any number of ranks and any strategy: frozen weights from
+/// model.safetensors, everything else from state/. Bitwise. Of several processes (`sync`) each reads
+/// its part of the state; call sync->begin_gather() afterwards.
 void load_training_state(const std::filesystem::path& checkpoint, models::Policy& policy,
                          AdamW& optimizer, int64_t num_updates, const GradientSync* sync = nullptr);
 

@@ -137,28 +137,25 @@ at::Tensor GradientSync::own_part(const std::string& name, const at::Tensor& who
   return {};
 }
 
-at::Tensor GradientSync::gather_whole(const std::string& name, const at::Tensor& part) {
-  const at::NoGradGuard no_grad;
-  const ParamInfo& info = parameters_[index_.at(name)];
-  const std::vector<Piece> whole = {{0, 0, info.tensor.numel()}};
-  const std::vector<Piece>& own = sliced() ? pieces_[index_.at(name)] : whole;
-  const std::vector<Piece>& pieces = own.empty() ? whole : own;
-  at::Tensor out;
-  if (data_.rank() == 0) out = at::empty({info.tensor.numel()}, at::kFloat);
-  for (const Piece& piece : pieces) {
-    const int64_t count = piece.end - piece.begin;
-    // Rank 0 has its own; every other piece passes by all ranks.
-    const bool mine = piece.rank == data_.rank();
-    at::Tensor values;
-    if (mine) values = part.detach().reshape({-1});
-    if (piece.rank != 0) {
-      if (!mine)
-        values = at::empty({count}, info.tensor.options().dtype(at::kFloat).requires_grad(false));
-      data_.broadcast(values, piece.rank, "checkpoint", name).wait();
-    }
-    if (out.defined()) out.narrow(0, piece.begin, count).copy_(values);
+std::vector<StateSlice> GradientSync::own_state(const AdamW& optimizer, bool loading) const {
+  std::vector<StateSlice> slices = whole_slices(optimizer.state());
+  if (!sliced()) {
+    return loading ? slices : even_share(slices, data_.rank(), data_.world_size());
   }
-  return out.defined() ? out.view(info.tensor.sizes()) : out;
+  std::vector<StateSlice> out;
+  for (StateSlice& slice : slices) {
+    const size_t index = index_.at(slice.name.substr(slice.name.find('.') + 1));
+    const std::vector<Piece>& pieces = pieces_[index];
+    if (pieces.empty() && !loading && data_.rank() != 0) continue;
+    for (const Piece& piece : pieces) {
+      if (piece.rank != data_.rank()) continue;
+      slice.begin = piece.begin;
+      slice.end = piece.end;
+      slice.shape = parameters_[index].tensor.sizes().vec();
+    }
+    out.push_back(std::move(slice));
+  }
+  return out;
 }
 
 void GradientSync::begin_step() {

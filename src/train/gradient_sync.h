@@ -21,6 +21,8 @@
 
 #include "dist/zero1.h"
 #include "models/spec.h"
+#include "train/checkpoint_state.h"
+#include "train/optimizer.h"
 #include "train/recipe.h"
 
 namespace longship::train {
@@ -45,20 +47,18 @@ class GradientSync {
   /// What this process's optimizer updates, for AdamW: the parameters themselves, or 1-D parts of
   /// them under their names, with decay-only parameters whole.
   std::vector<models::ParamInfo> updated() const { return updated_; }
+  /// "ddp" or "zero1".
+  std::string strategy() const { return sliced() ? "zero1" : "ddp"; }
   /// Whether updated() are parts.
   bool sliced() const { return zero1_ != nullptr; }
   /// The elements of `whole`, a tensor of the parameter's shape, that belong to this rank's part,
   /// 1-D; `whole` itself where parameters are updated whole; undefined when the rank has none of
   /// it.
   at::Tensor own_part(const std::string& name, const at::Tensor& whole) const;
-  bool knows(const std::string& name) const { return index_.contains(name); }
-  bool has_shape(const std::string& name, const at::Tensor& whole) const {
-    return parameters_[index_.at(name)].tensor.sizes() == whole.sizes();
-  }
-  /// The inverse. Collective over the data plane: rank 0 gets the whole fp32 tensor on the host
-  /// in the parameter's shape, the others an undefined one. `part`: this rank's, undefined when it
-  /// has none.
-  at::Tensor gather_whole(const std::string& name, const at::Tensor& part);
+  /// This rank's part of the optimizer's state, AdamW::state() of updated(): whose slices cover
+  /// every tensor once over all ranks. `loading`: of what is updated whole by every rank each one
+  /// has all, otherwise (saving) an even share, or rank 0 has it.
+  std::vector<StateSlice> own_state(const AdamW& optimizer, bool loading) const;
 
   /// Gradients stay at their addresses between passes, for engines that capture one pass and replay
   /// it for every micro-batch; otherwise a pass hands its own buffers over.

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstring>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "base/error.h"
 #include "base/fs.h"
@@ -27,17 +28,18 @@ nlohmann::ordered_json number(double value) {
   return nullptr;
 }
 
-void append_line(const fs::path& path, std::string line) {
-  line += '\n';
+// Appends as much as there is room for and takes it out of `text`.
+void append_from(const fs::path& path, std::string& text) {
   const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
   if (fd < 0) {
     throw Error(ExitCode::kOther, fmt::format("{}: cannot be opened for writing: {}", path.string(),
                                               std::strerror(errno)));
   }
-  const ssize_t written = ::write(fd, line.data(), line.size());
+  const ssize_t written = ::write(fd, text.data(), text.size());
   const int reason = errno;
   ::close(fd);
-  if (written != static_cast<ssize_t>(line.size())) {
+  if (written > 0) text.erase(0, static_cast<size_t>(written));
+  if (!text.empty()) {
     throw Error(ExitCode::kOther,
                 fmt::format("{}: writing a record failed: {}", path.string(),
                             written < 0 ? std::strerror(reason) : "the disk is full"));
@@ -138,10 +140,28 @@ MetricsLog::MetricsLog(fs::path run_dir, int64_t resumed_step, bool tensorboard)
 
 MetricsLog::~MetricsLog() = default;
 
+// A full disk must not end a run: what cannot be written waits for the next record.
+void MetricsLog::unless_full(const std::function<void()>& work) {
+  try {
+    work();
+    if (std::exchange(failing_, false)) log::info("records are written again");
+  } catch (const Error& error) {
+    if (!std::exchange(failing_, true)) {
+      log::warn("{}; training goes on and tries again with the next record", error.what());
+    }
+  }
+}
+
 void MetricsLog::write(const MetricsRecord& r) {
-  append_line(run_dir_ / "metrics.jsonl", to_json_line(r));
+  pending_ += to_json_line(r) + '\n';
   history_.emplace_back(r.step, r.loss);
-  if (!events_) return;
+  unless_full([&] {
+    append_from(run_dir_ / "metrics.jsonl", pending_);
+    if (events_) write_events(r);
+  });
+}
+
+void MetricsLog::write_events(const MetricsRecord& r) {
   events_->scalar("train/loss", r.step, r.loss);
   events_->scalar("train/grad_norm", r.step, r.grad_norm);
   events_->scalar("train/lr", r.step, r.lr);
@@ -165,7 +185,10 @@ void MetricsLog::write(const MetricsRecord& r) {
 }
 
 void MetricsLog::flush() {
-  if (events_) events_->flush();
+  unless_full([&] {
+    if (!pending_.empty()) append_from(run_dir_ / "metrics.jsonl", pending_);
+    if (events_) events_->flush();
+  });
 }
 
 void MetricsLog::draw_loss(const std::string& title) const {
@@ -206,7 +229,11 @@ void MetricsLog::draw_loss(const std::string& title) const {
       "{:.4g} at step {}, {:.4g} at step {} (mean of the last {} records)", history_.front().second,
       history_.front().first, end / static_cast<double>(tail), history_.back().first, tail);
   figure.panels = {panel};
-  write_file_atomic(run_dir_ / "loss.svg", chart::render(figure));
+  try {
+    write_file_atomic(run_dir_ / "loss.svg", chart::render(figure));
+  } catch (const Error& error) {
+    log::warn("{}; training goes on without the picture", error.what());
+  }
 }
 
 }  // namespace longship::train

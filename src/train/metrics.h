@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -64,16 +65,22 @@ class MetricsLog {
   MetricsLog(const MetricsLog&) = delete;
   MetricsLog& operator=(const MetricsLog&) = delete;
 
-  /// Appends one line to metrics.jsonl and the scalars to TensorBoard.
+  /// Appends one line to metrics.jsonl and the scalars to TensorBoard. Where that fails (a full
+  /// disk) one warning is logged; lines are kept and written with a later record.
   void write(const MetricsRecord& record);
   void flush();
   /// (step, loss) of every record, the earlier parts of the run included.
   const std::vector<std::pair<int64_t, double>>& history() const { return history_; }
-  /// loss.svg: every record, a smoothed curve and the checkpoints.
+  /// loss.svg: every record, a smoothed curve and the checkpoints. A failure is a warning.
   void draw_loss(const std::string& title) const;
 
  private:
+  void unless_full(const std::function<void()>& work);
+  void write_events(const MetricsRecord& record);
+
   std::filesystem::path run_dir_;
+  std::string pending_;   // lines that are not in metrics.jsonl yet
+  bool failing_ = false;  // the last write failed and was warned about
   std::vector<std::pair<int64_t, double>> history_;
   std::unique_ptr<io::EventWriter> events_;
 };

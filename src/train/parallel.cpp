@@ -27,6 +27,8 @@ constexpr auto kBeat = std::chrono::milliseconds(200);
 // After this long a step on a device is suspicious; peers are then looked at so often; and a
 // process that has not said for so long that it lives is dead.
 constexpr double kSuspicious = 5, kCheckEvery = 1, kSilent = 15;
+// One rank may write its files for very much longer than the others.
+constexpr double kLongestWait = 24 * 3600;
 
 }  // namespace
 
@@ -96,25 +98,36 @@ void Parallel::open_data_plane(c10::Device device) {
   if (device.is_cuda()) group_->start_heartbeat();
 }
 
-std::vector<std::string> Parallel::gather_texts(const std::string& text) {
-  if (!distributed()) return {text};
-  const auto world = static_cast<size_t>(world_size());
-  const at::Tensor lengths = at::empty({world_size()}, at::kLong);
+std::unique_ptr<dist::Communicator> Parallel::make_host_group(const std::string& name) {
+  std::vector<int64_t> all(static_cast<size_t>(world_size()));
+  std::iota(all.begin(), all.end(), 0);
+  return group_->make_group(name, all, /*cuda=*/false, kLongestWait);
+}
+
+std::vector<std::string> gather_texts(dist::Communicator& group, const std::string& text,
+                                      const std::string& name) {
+  const auto world = static_cast<size_t>(group.world_size());
+  const at::Tensor lengths = at::empty({group.world_size()}, at::kLong);
   const at::Tensor own = at::empty({1}, at::kLong).fill_(static_cast<int64_t>(text.size()));
-  control().all_gather(lengths, own, "texts", "lengths").wait();
+  group.all_gather(lengths, own, name, "lengths").wait();
   const int64_t* sizes = lengths.const_data_ptr<int64_t>();
   const int64_t longest = *std::max_element(sizes, sizes + world);
   std::vector<std::string> out(world);
   if (longest == 0) return out;
   const at::Tensor padded = at::zeros({longest}, at::kByte);
   std::memcpy(padded.mutable_data_ptr(), text.data(), text.size());
-  const at::Tensor all = at::empty({world_size() * longest}, at::kByte);
-  control().all_gather(all, padded, "texts").wait();
+  const at::Tensor all = at::empty({group.world_size() * longest}, at::kByte);
+  group.all_gather(all, padded, name).wait();
   const char* bytes = static_cast<const char*>(all.const_data_ptr());
   for (size_t r = 0; r < world; ++r) {
     out[r].assign(bytes + r * static_cast<size_t>(longest), static_cast<size_t>(sizes[r]));
   }
   return out;
+}
+
+std::vector<std::string> Parallel::gather_texts(const std::string& text) {
+  if (!distributed()) return {text};
+  return train::gather_texts(control(), text, "texts");
 }
 
 std::string Parallel::from_first(const std::string& text) {

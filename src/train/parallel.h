@@ -24,6 +24,10 @@ namespace longship::train {
 /// keys and numbers.
 void check_parallel(const Recipe& recipe, int64_t world_size);
 
+/// The texts of all ranks, by rank. Collective.
+std::vector<std::string> gather_texts(dist::Communicator& group, const std::string& text,
+                                      const std::string& name);
+
 class Parallel {
  public:
   /// One process: every call below returns at once.
@@ -51,6 +55,10 @@ class Parallel {
   void open_data_plane(c10::Device device);
   /// Null with one process.
   dist::Communicator* data() const { return data_.get(); }
+
+  /// All processes over Gloo on the host, for a thread of its own whose collectives may wait as long
+  /// as a file system takes. Collective; must not outlive this object.
+  std::unique_ptr<dist::Communicator> make_host_group(const std::string& name);
 
   // ---- Talk. Collective: every process makes the same calls in the same order. ----
 

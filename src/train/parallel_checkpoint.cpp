@@ -16,112 +16,36 @@ namespace {
 
 namespace fs = std::filesystem;
 using models::ParamInfo;
-using models::ParamRole;
 
-// The tensors of state/optimizer.safetensors in the order in which they are written. Every rank
-// makes the same list and gathers in the same order.
-class StateGathering {
+// Over Gloo on the host.
+class ProcessesOfRun : public CheckpointGroup {
  public:
-  StateGathering(const std::vector<ParamInfo>& parameters, const AdamW& optimizer,
-                 GradientSync& sync)
-      : sync_(sync) {
-    const auto own = optimizer.state();
-    const std::map<std::string, at::Tensor> parts(own.begin(), own.end());
-    const auto add = [&](const std::string& kind, const ParamInfo& info) {
-      const auto part = parts.find(kind + info.name);
-      items_.push_back({kind + info.name, info.name, info.tensor.sizes().vec(),
-                        part == parts.end() ? at::Tensor() : part->second});
-    };
-    for (const ParamInfo& info : parameters) {
-      if (info.role == ParamRole::kFrozen) continue;
-      add("weights.", info);
-      if (info.role == ParamRole::kTrainable) {
-        add("exp_avg.", info);
-        add("exp_avg_sq.", info);
-      }
-      if (optimizer.has_ema()) add("ema.", info);
-    }
-    // All are fp32, so the file is in the order of the names.
-    std::sort(items_.begin(), items_.end(),
-              [](const Item& a, const Item& b) { return a.key < b.key; });
-  }
-
-  std::vector<io::LazyTensor> lazy() {
-    std::vector<io::LazyTensor> out;
-    for (size_t i = 0; i < items_.size(); ++i) {
-      out.push_back({items_[i].key, at::kFloat, items_[i].shape, [this, i] {
-                       LS_CHECK(i == next_, InternalError,
-                                "checkpoint: tensor {} is asked for, {} is next", i, next_);
-                       return gather_next();
-                     }});
+  explicit ProcessesOfRun(std::unique_ptr<dist::Communicator> group) : group_(std::move(group)) {}
+  int64_t rank() const override { return group_->rank(); }
+  int64_t world_size() const override { return group_->world_size(); }
+  void barrier() override { group_->barrier("checkpoint"); }
+  Agreement agree(bool ok, const std::string& note) override {
+    const std::vector<std::string> texts =
+        gather_texts(*group_, (ok ? '1' : '0') + note, "checkpoint");
+    Agreement out;
+    for (const std::string& text : texts) {
+      const bool failed = text.front() != '1';
+      out.ok = out.ok && !failed;
+      out.failed.push_back(failed ? 1 : 0);
+      out.notes.push_back(text.substr(1));
     }
     return out;
   }
-  /// Takes part in what is left. Ranks that write nothing, and the one whose writing failed, keep
-  /// the others from waiting.
-  void drain() {
-    while (next_ < items_.size()) gather_next();
-  }
 
  private:
-  struct Item {
-    std::string key, name;
-    std::vector<int64_t> shape;
-    at::Tensor part;
-  };
-  at::Tensor gather_next() {
-    const Item& item = items_[next_++];
-    return sync_.gather_whole(item.name, item.part);
-  }
-  GradientSync& sync_;
-  std::vector<Item> items_;
-  size_t next_ = 0;
+  std::unique_ptr<dist::Communicator> group_;
 };
-
-// The averages in the parameters' dtypes, on the host of rank 0.
-std::vector<models::NamedTensor> gather_averages(const std::vector<ParamInfo>& parameters,
-                                                 const AdamW& optimizer, GradientSync& sync) {
-  std::vector<models::NamedTensor> out;
-  if (!optimizer.has_ema()) return out;
-  std::map<std::string, at::Tensor> parts;
-  for (const AdamW::Entry& e : optimizer.entries()) parts[e.name] = e.ema;
-  for (const ParamInfo& info : parameters) {
-    if (info.role == ParamRole::kFrozen) continue;
-    const at::Tensor whole = sync.gather_whole(info.name, parts[info.name]);
-    if (whole.defined()) out.push_back({info.name, whole.to(info.tensor.scalar_type())});
-  }
-  return out;
-}
 
 }  // namespace
 
-fs::path save_together(Parallel& parallel, CheckpointStore& store,
-                       const CheckpointContents& contents, models::Policy& policy,
-                       const AdamW& optimizer, GradientSync* sync, const TrainerState& state) {
-  if (!parallel.distributed()) return save_checkpoint(store, contents, policy, optimizer, state);
-  parallel.together([&] {
-    if (!sync->sliced()) {
-      if (parallel.first()) save_checkpoint(store, contents, policy, optimizer, state);
-      return;
-    }
-    const at::NoGradGuard no_grad;
-    sync->wait_weights();
-    const std::vector<ParamInfo> parameters = policy.parameters();
-    StateGathering gathering(parameters, optimizer, *sync);
-    CheckpointTensors tensors;
-    const auto averages = gather_averages(parameters, optimizer, *sync);
-    if (!parallel.first()) return gathering.drain();
-    tensors.weights = policy.export_weights(averages);
-    tensors.optimizer = gathering.lazy();
-    try {
-      write_checkpoint(store, contents, policy, tensors, state);
-    } catch (const Error&) {
-      gathering.drain();
-      throw;
-    }
-    gathering.drain();  // nothing was written where a valid checkpoint of this step exists
-  });
-  return store.folder_of(state.step);
+std::unique_ptr<CheckpointGroup> make_checkpoint_group(Parallel& parallel) {
+  if (!parallel.distributed()) return std::make_unique<SingleProcess>();
+  return std::make_unique<ProcessesOfRun>(parallel.make_host_group("checkpoint"));
 }
 
 StartPlan plan_start_together(Parallel& parallel, const Recipe& recipe, bool overwrite,

@@ -1,23 +1,18 @@
 #pragma once
-// Checkpoints and starts of several processes: rank 0 decides and writes, the others hold still.
+// Checkpoints and starts of several processes.
 
-#include <filesystem>
+#include <memory>
 
-#include "train/checkpoint_io.h"
-#include "train/gradient_sync.h"
+#include "models/spec.h"
+#include "train/checkpoint_group.h"
 #include "train/parallel.h"
 #include "train/run_folder.h"
 
 namespace longship::train {
 
-/// save_checkpoint() of all processes; the same folder and files as one process writes. Rank 0
-/// writes; with zero1 the parts of the others come to it tensor by tensor, so that it holds one
-/// whole tensor at a time (and the averaged weights where there is a moving average). Collective.
-/// Throws on every rank what rank 0 throws.
-std::filesystem::path save_together(Parallel& parallel, CheckpointStore& store,
-                                    const CheckpointContents& contents, models::Policy& policy,
-                                    const AdamW& optimizer, GradientSync* sync,
-                                    const TrainerState& state);
+/// The processes of a run as those who write its checkpoints: over a group of its own, because
+/// saving goes on behind training. Collective.
+std::unique_ptr<CheckpointGroup> make_checkpoint_group(Parallel& parallel);
 
 /// plan_start() on rank 0; the others follow its decision. Collective; throws the same everywhere.
 StartPlan plan_start_together(Parallel& parallel, const Recipe& recipe, bool overwrite,

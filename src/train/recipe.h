@@ -139,6 +139,7 @@ struct CheckpointSection {
   std::optional<int64_t> every = 1000;
   int64_t keep_last = 3;
   std::optional<int64_t> keep_every;
+  bool async = true;
   std::string resume = "auto";
   void reflect(config::Visitor& visitor);
 };

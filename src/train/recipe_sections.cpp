@@ -293,6 +293,10 @@ void CheckpointSection::reflect(config::Visitor& visitor) {
                 {.doc = "Keep for ever those whose step is a multiple of this; null: none",
                  .unit = "steps",
                  .min = 1});
+  visitor.field("async", async,
+                {.doc = "Copy the state and write the copy while training goes on (needs host "
+                        "memory for the copy); a save that fails then is a warning, but for the "
+                        "last one. false: training waits, and any failed save ends it"});
   visitor.field("resume", resume,
                 {.doc = "auto: go on from the newest valid checkpoint of output_dir when there is "
                         "one; never: start from scratch; or the path of a checkpoint or run"});

@@ -47,10 +47,19 @@ std::string list_rejected(const std::vector<Rejected>& rejected) {
   return fmt::format("{}", fmt::join(lines, "; "));
 }
 
+// What a kill during the first save leaves is nothing to lose.
+bool holds_only_partials(const fs::path& checkpoints) {
+  if (!fs::exists(checkpoints)) return true;
+  const fs::directory_iterator entries(checkpoints);
+  return std::all_of(begin(entries), end(entries), [](const fs::directory_entry& entry) {
+    return entry.path().filename().string().find(".partial-") != std::string::npos;
+  });
+}
+
 // A run that ended before its first checkpoint may start over when it is the same run.
 bool same_run_without_checkpoint(const Recipe& recipe, const fs::path& folder,
                                  const FamilyLookup& lookup) {
-  if (fs::exists(folder / "checkpoints") && !fs::is_empty(folder / "checkpoints")) return false;
+  if (!holds_only_partials(folder / "checkpoints")) return false;
   if (!fs::exists(folder / "config.yaml")) return false;
   try {
     const Recipe before = load_recipe(folder / "config.yaml", {}, lookup);

@@ -19,6 +19,7 @@
 #include "train/assembly.h"
 #include "train/checkpoint.h"
 #include "train/checkpoint_io.h"
+#include "train/checkpoint_saver.h"
 #include "train/feed.h"
 #include "train/metrics.h"
 #include "train/order_log.h"
@@ -48,6 +49,10 @@ class Run {
         lookup_(lookup),
         parallel_(options.parallel != nullptr ? *options.parallel : alone_),
         store_(recipe.output_dir),
+        group_(make_checkpoint_group(parallel_)),
+        saver_(
+            store_, *group_,
+            {recipe.checkpoint.async, recipe.checkpoint.keep_last, recipe.checkpoint.keep_every}),
         schedule_(recipe.optim.schedule, recipe.optim.lr, recipe.train.steps) {}
 
   TrainOutcome train();
@@ -76,7 +81,7 @@ class Run {
   PipelineRecord pipeline_record(double seconds);
   UpdateScalars scalars_of(int64_t num_updates) const;
   void draw_loss();
-  void save();
+  void save(bool last);
   void finish();
 
   const Recipe& recipe_;  // as given
@@ -87,6 +92,8 @@ class Run {
   Parallel alone_;
   Parallel& parallel_;
   CheckpointStore store_;
+  std::unique_ptr<CheckpointGroup> group_;  // of those who write checkpoints together
+  CheckpointSaver saver_;
   Schedule schedule_;
   at::Device device_ = at::kCPU;
   std::unique_ptr<models::Transform> transform_;
@@ -102,7 +109,6 @@ class Run {
   TrainerState state_;
   TrainOutcome outcome_;
   int64_t resumed_step_ = 0;
-  int64_t saved_step_ = -1;
   Clock::time_point run_start_, window_start_;
   int64_t timed_steps_ = 0;
   double wait_ms_ = 0;
@@ -210,7 +216,7 @@ void Run::put_together(const StartPlan& plan) {
     assembly_.engine->reset(state_.num_updates);
     log::info("resumed from {} at step {}", plan.resume_from->string(), state_.step);
     outcome_.checkpoint = *plan.resume_from;
-    if (!plan.is_fork) saved_step_ = state_.step;
+    if (!plan.is_fork) saver_.assume_saved(state_.step, *plan.resume_from);
   }
   state_.seed = recipe_.train.seed;
   state_.global_batch = recipe_.train.global_batch;
@@ -356,7 +362,7 @@ void Run::skip_or_stop(const StepReport& report) {
   // A step behind this one may be in flight; with 'stop' the device leaves it without effect.
   if (recipe_.train.on_nonfinite == "stop") {
     while (assembly_.engine->in_flight() > 0) assembly_.engine->take_report();
-    save();
+    save(/*last=*/true);
     parallel_.all_leave();
     throw NonFiniteError(fmt::format(
         "{}; nothing was updated, and the state before this step is in {}. Look at these samples, "
@@ -365,7 +371,7 @@ void Run::skip_or_stop(const StepReport& report) {
   }
   const int64_t most = recipe_.train.max_skipped_steps.value_or(10);
   if (state_.skipped_steps >= most) {
-    save();
+    save(/*last=*/true);
     parallel_.all_leave();
     throw NonFiniteError(
         fmt::format("{}; {} steps were skipped already and train.max_skipped_steps is {}. The "
@@ -478,21 +484,27 @@ void Run::draw_loss() {
       fmt::format("{}: training loss", fs::path(recipe_.output_dir).filename().string()));
 }
 
-void Run::save() {
-  if (saved_step_ == state_.step) return;
+// The last save of a run is there when this returns, or throws; others may go on behind training.
+void Run::save(bool last) {
   const auto before = Clock::now();
-  outcome_.checkpoint = save_together(parallel_, store_, contents_, *assembly_.policy,
-                                      *assembly_.optimizer, assembly_.sync.get(), state_);
-  saved_step_ = state_.step;
-  if (parallel_.first()) {
-    store_.prune(state_.step, recipe_.checkpoint.keep_last, recipe_.checkpoint.keep_every);
-    draw_loss();
+  const auto parts = [this] {
+    return collect_parts(contents_, *assembly_.policy, *assembly_.optimizer, state_,
+                         assembly_.sync.get());
+  };
+  try {
+    if (last) {
+      saver_.finish(state_.step, parts);
+      outcome_.checkpoint = saver_.newest();
+    } else {
+      saver_.begin(state_.step, parts);
+    }
+  } catch (const CheckpointError&) {
+    parallel_.all_leave();  // all ranks throw it
+    throw;
   }
-  const double seconds = seconds_since(before);
-  log::info("checkpoint {} ({})", outcome_.checkpoint.string(), human_duration(seconds));
+  if (metrics_) draw_loss();
   // Saving is no part of the step time.
-  window_start_ +=
-      std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+  window_start_ += Clock::now() - before;
 }
 
 void Run::run_steps() {
@@ -518,7 +530,9 @@ void Run::run_steps() {
     if (ahead && exchanges_ == exchanges) {
       data_fault_anywhere_ = parallel_.any(!data_fault_.empty());
     }
-    if (saves && recipe_.checkpoint.every && state_.step % *recipe_.checkpoint.every == 0) save();
+    if (saves && recipe_.checkpoint.every && state_.step % *recipe_.checkpoint.every == 0) {
+      save(/*last=*/false);
+    }
   }
   take_reports(0);
 }
@@ -526,7 +540,7 @@ void Run::run_steps() {
 // A sample of a rank could not be read, so the step did not begin: what was learned so far is kept.
 void Run::stop_for_data() {
   take_reports(0);
-  save();
+  save(/*last=*/true);
   const std::vector<std::string> faults = parallel_.gather_texts(data_fault_);
   const auto first = std::find_if(faults.begin(), faults.end(),
                                   [](const std::string& text) { return !text.empty(); });
@@ -552,12 +566,12 @@ TrainOutcome Run::train() {
   } catch (const DataError&) {
     if (parallel_.distributed()) throw;
     take_reports(0);
-    save();
+    save(/*last=*/true);
     throw;
   }
   outcome_.interrupted = interrupted() && state_.step < last_step();
   feed_.reset();
-  save();
+  save(/*last=*/true);
   finish();
   return outcome_;
 }

@@ -93,8 +93,10 @@ TEST_F(MixtureTrain, ResumesInTheMiddleOfAnEpochWithOtherWorkersBitwise) {
     std::vector<double> joined = first.losses;
     joined.insert(joined.end(), second.losses.begin(), second.losses.end());
     EXPECT_EQ(whole.losses, joined);
-    const auto a = io::load_tensors(root_ / ("whole" + tag) / "latest/state/optimizer.safetensors");
-    const auto b = io::load_tensors(root_ / ("parts" + tag) / "latest/state/optimizer.safetensors");
+    const auto a = io::load_tensors(root_ / ("whole" + tag) /
+                                    "latest/state/optimizer.r0000-of-0001.safetensors");
+    const auto b = io::load_tensors(root_ / ("parts" + tag) /
+                                    "latest/state/optimizer.r0000-of-0001.safetensors");
     for (const auto& [name, tensor] : a) EXPECT_TRUE(tensor.equal(b.at(name))) << name;
   }
 }

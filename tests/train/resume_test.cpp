@@ -52,7 +52,7 @@ class ResumeTest : public ::testing::Test {
     return "";
   }
   void expect_same_state(const std::string& a, const std::string& b, int64_t step) {
-    for (const char* file : {"model.safetensors", "state/optimizer.safetensors"}) {
+    for (const char* file : {"model.safetensors", "state/optimizer.r0000-of-0001.safetensors"}) {
       const auto of = [&](const std::string& name) {
         return io::load_tensors(root_ / name / "checkpoints" / ("step_" + std::to_string(step)) /
                                 file);
@@ -140,6 +140,22 @@ TEST_F(ResumeTest, SkippedStepsSurviveAResume) {
   run("parts", skip);
   expect_same_state("whole", "parts", 20);
   EXPECT_EQ(records("whole"), records("parts"));
+}
+
+TEST_F(ResumeTest, AKillDuringTheFirstSaveStartsOver) {
+  run("whole");
+  run("parts", {"train.stop_after=5"});
+  // As the kill leaves it: a folder that was being filled, and no other.
+  const fs::path checkpoints = root_ / "parts/checkpoints";
+  fs::rename(checkpoints / "step_5", checkpoints / "step_5.partial-999999999");
+  fs::remove(root_ / "parts/latest");
+  EXPECT_EQ(run("parts").losses.size(), 20U);
+  expect_same_state("whole", "parts", 20);
+  EXPECT_FALSE(fs::exists(checkpoints / "step_5.partial-999999999"));
+  // Anything else there is not ours to remove.
+  fs::create_directories(root_ / "other/checkpoints/mine");
+  fs::copy_file(root_ / "parts/config.yaml", root_ / "other/config.yaml");
+  EXPECT_THAT(error_of("other", {}), HasSubstr("is not empty"));
 }
 
 TEST_F(ResumeTest, DamagedNewestFallsBackAndStillEndsTheSame) {

@@ -79,7 +79,7 @@ TEST_F(RunTest, WritesTheWholeRunFolder) {
   EXPECT_TRUE(outcome.finished);
   for (const char* name : {"config.yaml", "train.log", "metrics.jsonl", "loss.svg",
                            "latest/model.safetensors", "latest/config.json", "latest/config.yaml",
-                           "latest/stats.json", "latest/state/optimizer.safetensors",
+                           "latest/stats.json", "latest/state/optimizer.r0000-of-0001.safetensors",
                            "latest/state/trainer.json", "latest/state/manifest.json"}) {
     EXPECT_TRUE(fs::exists(run_ / name)) << name;
   }
@@ -152,7 +152,7 @@ TEST_F(RunTest, RecordsAreMeansOfTheirWindow) {
 TEST_F(RunTest, ExportedWeightsAreTheAverageAndTheStateHasTheRawOnes) {
   run({"optim.ema=0.5"});
   const auto exported = io::load_tensors(run_ / "latest/model.safetensors");
-  const auto state = io::load_tensors(run_ / "latest/state/optimizer.safetensors");
+  const auto state = io::load_tensors(run_ / "latest/state/optimizer.r0000-of-0001.safetensors");
   EXPECT_TRUE(exported.at("net.weight").equal(state.at("ema.net.weight")));
   EXPECT_FALSE(exported.at("net.weight").equal(state.at("weights.net.weight")));
   EXPECT_EQ(state.count("exp_avg.net.dead"), 0U);
@@ -161,7 +161,7 @@ TEST_F(RunTest, ExportedWeightsAreTheAverageAndTheStateHasTheRawOnes) {
 TEST_F(RunTest, Bf16ExportsBf16AndKeepsFp32Masters) {
   run({"train.dtype=bf16"});
   const auto exported = io::load_tensors(run_ / "latest/model.safetensors");
-  const auto state = io::load_tensors(run_ / "latest/state/optimizer.safetensors");
+  const auto state = io::load_tensors(run_ / "latest/state/optimizer.r0000-of-0001.safetensors");
   EXPECT_EQ(exported.at("net.weight").scalar_type(), at::kBFloat16);
   EXPECT_EQ(state.at("weights.net.weight").scalar_type(), at::kFloat);
   EXPECT_TRUE(exported.at("net.weight").equal(state.at("weights.net.weight").to(at::kBFloat16)));
@@ -215,8 +215,10 @@ TEST_F(RunTest, SkippedStepLeavesEverythingAsItWas) {
   testing::set_bad_steps({6, 7});
   run({"train.on_nonfinite=skip", "optim.ema=0.9", "train.stop_after=8", "checkpoint.every=2",
        "checkpoint.keep_last=10"});
-  const auto before = io::load_tensors(run_ / "checkpoints/step_6/state/optimizer.safetensors");
-  const auto after = io::load_tensors(run_ / "checkpoints/step_8/state/optimizer.safetensors");
+  const auto before =
+      io::load_tensors(run_ / "checkpoints/step_6/state/optimizer.r0000-of-0001.safetensors");
+  const auto after =
+      io::load_tensors(run_ / "checkpoints/step_8/state/optimizer.r0000-of-0001.safetensors");
   for (const auto& [name, tensor] : before) EXPECT_TRUE(tensor.equal(after.at(name))) << name;
   const TrainerState state = trainer_state_from(run_ / "checkpoints/step_8");
   EXPECT_EQ(state.num_updates, 6);
