@@ -35,9 +35,15 @@ class Module {
 
   /// Replaces every (meta) parameter by uninitialised storage on `device` in the dtype that
   /// `dtype_of(name)` answers; with the meta device only the dtype changes. Parameters of one stack
-  /// lie behind each other in one allocation when they have one dtype.
+  /// lie behind each other in one allocation when they have one dtype. Without `memory` they have
+  /// shape, dtype and device, and an empty storage of their own: whoever shards the model replaces
+  /// it.
   void materialise(at::Device device,
-                   const std::function<at::ScalarType(std::string_view)>& dtype_of);
+                   const std::function<at::ScalarType(std::string_view)>& dtype_of,
+                   bool memory = true);
+
+  /// Names of the members of every stack, in order.
+  std::vector<std::vector<std::string>> stacks() const;
 
  protected:
   /// Registers `member` and makes it a meta tensor of `shape`, fp32.
