@@ -108,7 +108,8 @@ struct NamedTensor {
 };
 
 /// Called with every parameter's full-precision fp32 values, before they are rounded to the
-/// parameter's dtype.
+/// parameter's dtype. Parameters without memory (BuildOptions::allocate, sharding) are given to it
+/// only, one after another.
 using PreciseSink = std::function<void(const std::string& name, const at::Tensor& value)>;
 
 /// One model on one device.

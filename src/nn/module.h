@@ -13,6 +13,12 @@
 
 namespace longship::nn {
 
+/// Whether a parameter has storage: not on the meta device, and not while its values are elsewhere
+/// (a sharded unit that is not gathered).
+inline bool has_memory(const at::Tensor& parameter) {
+  return !parameter.is_meta() && parameter.storage().nbytes() > 0;
+}
+
 /// Owner of named parameters. Derived classes keep the tensors and child modules as members and
 /// register them in the order in which they should be listed. Constructors create parameters on the
 /// meta device: shapes only, no memory; `materialise` gives them storage. Not copyable or movable,

@@ -207,14 +207,16 @@ void Pi05Model::use_fp8(at::Device device) {
 
 void Pi05Model::initialise(uint64_t seed, const PreciseSink& sink) {
   for_each_parameter([&](const std::string& name, at::Tensor& parameter) {
-    if (!sink || parameter.scalar_type() == at::kFloat || parameter.is_meta()) {
+    const bool memory = parameter.is_meta() || nn::has_memory(parameter);
+    LS_CHECK(memory || sink, InternalError, "pi05: '{}' has no memory to be initialised", name);
+    if (memory && (!sink || parameter.scalar_type() == at::kFloat || parameter.is_meta())) {
       initialise_parameter(name, parameter, seed);
       if (sink && !parameter.is_meta()) sink(name, parameter.detach());
       return;
     }
     at::Tensor precise = at::empty(parameter.sizes(), parameter.options().dtype(at::kFloat));
     initialise_parameter(name, precise, seed);
-    parameter.detach().copy_(precise);
+    if (memory) parameter.detach().copy_(precise);
     sink(name, precise);
   });
 }
