@@ -8,6 +8,7 @@
 #include <tuple>
 
 #include "base/error.h"
+#include "nn/unit.h"
 
 namespace longship::dist {
 namespace {
@@ -73,6 +74,10 @@ std::vector<std::vector<int64_t>> placed_together(const std::vector<ParamSpec>& 
 
 int64_t bucket_alignment(const Bucket& bucket) {
   return std::max(alignment_elements(bucket.dtype), alignment_elements(bucket.grad_dtype));
+}
+
+int64_t unit_alignment(const UnitShard& unit) {
+  return std::max(alignment_elements(unit.dtype), alignment_elements(unit.grad_dtype));
 }
 
 }  // namespace
@@ -172,19 +177,93 @@ std::vector<UnitShard> plan_units(const std::vector<ParamSpec>& params, int64_t 
   for (size_t i = 0; i < params.size(); ++i) {
     const ParamSpec& p = params[i];
     const bool trainable = p.source != GradSource::kNone;
+    const bool external = p.source == GradSource::kExternal;
     auto found = std::find_if(units.begin(), units.end(), [&](const UnitShard& u) {
-      return u.unit == p.unit && u.dtype == p.dtype && u.trainable == trainable;
+      return u.unit == p.unit && u.dtype == p.dtype && u.trainable == trainable &&
+             u.external == external && u.grad_dtype == p.gradient_dtype();
     });
     if (found == units.end()) {
-      found = units.insert(units.end(), UnitShard{p.unit, p.dtype, trainable, {}, 0});
+      found = units.insert(
+          units.end(), UnitShard{p.unit, p.dtype, trainable, external, p.gradient_dtype(), {}, 0});
     }
-    append(found->slots, found->numel, static_cast<int64_t>(i), p.numel,
-           alignment_elements(p.dtype));
+    append(found->slots, found->numel, static_cast<int64_t>(i), p.numel, unit_alignment(*found));
   }
   for (UnitShard& unit : units) {
-    unit.numel = round_up(unit.numel, alignment_elements(unit.dtype) * shard_size);
+    unit.numel = round_up(unit.numel, unit_alignment(unit) * shard_size);
   }
   return units;
+}
+
+ShardPlan plan_shards(std::vector<ParamSpec> params, int64_t shard_size) {
+  ShardPlan plan;
+  plan.shard_size = shard_size;
+  plan.spaces = plan_units(params, shard_size);
+  plan.units.push_back({std::string(nn::kRootUnit), {}, true, 0});
+  plan.unit_of.assign(params.size(), -1);
+  plan.space_of.assign(params.size(), -1);
+  for (size_t s = 0; s < plan.spaces.size(); ++s) {
+    const UnitShard& space = plan.spaces[s];
+    const bool unread = space.unit == nn::kUnreadUnit;
+    auto found = std::find_if(plan.units.begin(), plan.units.end(),
+                              [&](const ShardPlan::Unit& u) { return u.name == space.unit; });
+    if (found == plan.units.end() && !unread) {
+      const ParamSpec& first = params[static_cast<size_t>(space.slots.front().param)];
+      found = plan.units.insert(plan.units.end(), {space.unit, {}, !first.forward_only, 0});
+    }
+    if (!unread) {
+      found->spaces.push_back(static_cast<int64_t>(s));
+      found->numel_bytes += space.numel * size_of(space.dtype);
+    }
+    for (const BucketSlot& slot : space.slots) {
+      const size_t p = static_cast<size_t>(slot.param);
+      plan.space_of[p] = static_cast<int64_t>(s);
+      LS_CHECK(!unread || params[p].source == GradSource::kNone, ConfigError,
+               "parallel plan: parameter '{}' has a gradient, but its unit '{}' runs in no pass",
+               params[p].name, space.unit);
+      if (unread) continue;
+      plan.unit_of[p] = found - plan.units.begin();
+      LS_CHECK(found->name == nn::kRootUnit || found->backward != params[p].forward_only,
+               ConfigError,
+               "parallel plan: unit '{}' takes part in the backward pass by some of its "
+               "parameters only; '{}' differs from the first",
+               found->name, params[p].name);
+      LS_CHECK(found->backward || params[p].source == GradSource::kNone, ConfigError,
+               "parallel plan: parameter '{}' has a gradient, but its unit '{}' takes no part in "
+               "the backward pass",
+               params[p].name, found->name);
+    }
+  }
+  plan.params = std::move(params);
+  return plan;
+}
+
+std::vector<int64_t> keep_stacks_together(std::vector<ParamSpec>& params,
+                                          const std::vector<std::vector<std::string>>& stacks) {
+  std::map<std::string, int64_t> index;
+  for (size_t i = 0; i < params.size(); ++i) index[params[i].name] = static_cast<int64_t>(i);
+  std::map<int64_t, std::vector<int64_t>> behind;  // first of a stack -> all of it
+  std::set<int64_t> moved;
+  for (const std::vector<std::string>& stack : stacks) {
+    std::vector<int64_t> members;
+    for (const std::string& name : stack) {
+      if (const auto at = index.find(name); at != index.end()) members.push_back(at->second);
+    }
+    if (members.empty()) continue;
+    moved.insert(members.begin(), members.end());
+    behind[*std::min_element(members.begin(), members.end())] = members;
+  }
+  std::vector<int64_t> order;
+  for (int64_t i = 0; i < static_cast<int64_t>(params.size()); ++i) {
+    if (const auto at = behind.find(i); at != behind.end()) {
+      order.insert(order.end(), at->second.begin(), at->second.end());
+    } else if (!moved.contains(i)) {
+      order.push_back(i);
+    }
+  }
+  std::vector<ParamSpec> sorted;
+  for (const int64_t i : order) sorted.push_back(std::move(params[static_cast<size_t>(i)]));
+  params = std::move(sorted);
+  return order;
 }
 
 }  // namespace longship::dist

@@ -33,13 +33,14 @@ struct ParamSpec {
   std::string name;
   int64_t numel = 0;
   c10::ScalarType dtype = c10::ScalarType::Float;
-  std::string unit;  // part of the model that is gathered as one (FSDP); "" belongs to the root
+  std::string unit;  // part of the model that is gathered as one (FSDP), a name of nn/unit.h
   GradSource source = GradSource::kBackward;
   c10::ScalarType grad_dtype = c10::ScalarType::Undefined;  // Undefined: that of the parameter
   /// Parameters with the same number are multiplied as one (nn::Module::register_stack): their
   /// gradients, or flat weights, lie behind each other without gaps in the order of this list.
   /// -1: alone.
   int64_t stack = -1;
+  bool forward_only = false;  // no gradient passes through its unit, which is frozen
   c10::ScalarType gradient_dtype() const {
     return grad_dtype == c10::ScalarType::Undefined ? dtype : grad_dtype;
   }
@@ -102,19 +103,47 @@ struct OwnedSlice {
 /// order. The slices of all ranks cover every parameter of the buckets exactly once.
 std::vector<OwnedSlice> owned_slices(const BucketPlan& plan, int64_t rank);
 
-/// One FSDP unit: its parameters of one dtype in one flat space that divides evenly.
+/// Parameters of one FSDP unit that are alike, in one flat space that divides evenly.
 struct UnitShard {
   std::string unit;
   c10::ScalarType dtype = c10::ScalarType::Float;
   bool trainable = true;  // frozen and trainable parameters have separate spaces: only the latter
                           // are reduced and have optimizer state
+  bool external = false;  // gradients come as in GradSource::kExternal: a space of their own too
+  c10::ScalarType grad_dtype = c10::ScalarType::Float;
   std::vector<BucketSlot> slots;
   int64_t numel = 0;
   int64_t shard_numel(int64_t shard_size) const { return numel / shard_size; }
   bool operator==(const UnitShard&) const = default;
 };
-/// Units in order of first use, `shard_size` ranks to a flat space.
+/// In order of first use, `shard_size` ranks to a flat space. Members of a stack stay adjacent when
+/// `params` has them so (keep_stacks_together()).
 std::vector<UnitShard> plan_units(const std::vector<ParamSpec>& params, int64_t shard_size);
+
+/// FSDP's units and their flat spaces.
+struct ShardPlan {
+  struct Unit {
+    std::string name;
+    std::vector<int64_t> spaces;  // indices
+    bool backward = true;         // takes part in the backward pass
+    int64_t numel_bytes = 0;      // of the gathered weights
+  };
+  std::vector<ParamSpec> params;
+  int64_t shard_size = 1;
+  std::vector<UnitShard> spaces;
+  std::vector<Unit> units;  // the root (possibly empty), then the others in the order in which they
+                            // run; those that nobody reads have spaces, but no unit
+  std::vector<int64_t> unit_of;   // by parameter, -1: none
+  std::vector<int64_t> space_of;  // by parameter
+};
+/// Throws ConfigError like plan_buckets(), for a parameter with a gradient in a unit that has none,
+/// and for a unit that is partly forward_only.
+ShardPlan plan_shards(std::vector<ParamSpec> params, int64_t shard_size);
+
+/// Moves the parameters of each stack (nn::Module::stacks(), by name) behind its first one. Names
+/// that are no parameter are ignored. Returns the place of each new parameter in the old list.
+std::vector<int64_t> keep_stacks_together(std::vector<ParamSpec>& params,
+                                          const std::vector<std::vector<std::string>>& stacks);
 
 // ---- What a plan costs. ----------------------------------------------------------------------
 
@@ -124,8 +153,10 @@ Strategy parse_strategy(const std::string& name);
 
 /// When an FSDP unit gives up its gathered weights.
 enum class Reshard {
-  kAfterForward,        // gathered again for the backward pass: 2 gathers a micro-batch
+  kAfterForward,        // gathered again for the backward pass: 2 gathers a micro-batch, 1 for the
+                        // last unit, whose backward pass comes next, and for forward_only ones
   kNever,               // kept until its backward pass is done: 1 gather a micro-batch
+                        // The root is gathered once a step either way.
   kAfterOptimizerStep,  // kept over all micro-batches: 1 gather a step
 };
 /// after_forward | never | after_optimizer_step; ConfigError otherwise.
@@ -148,12 +179,13 @@ std::map<std::string, CollectiveCounter> predict_communication(const BucketPlan&
 /// Bytes on one rank, by component. Activations are not in it.
 struct MemoryForecast {
   int64_t parameters = 0;      // as the forward pass uses them, with gaps and padding where flat
-  int64_t gradients = 0;       // flat buckets
+  int64_t gradients = 0;       // flat buckets; FSDP: fp32 means of the rank's shards, and whole
+                               // external gradients
   int64_t reduce_buffers = 0;  // where the wire's dtype is not that of the gradients, and shards
   int64_t masters = 0;         // fp32 copies of what the rank updates, where that is not fp32
   int64_t moments = 0;         // two fp32 moments of what the rank updates
   int64_t ema = 0;
-  int64_t gathered = 0;  // FSDP: weights gathered at the same time, at the peak
+  int64_t gathered = 0;  // FSDP: buffers of gathered weights
   int64_t total() const {
     return parameters + gradients + reduce_buffers + masters + moments + ema + gathered;
   }

@@ -38,35 +38,39 @@ int64_t shard_size(const BucketPlan& plan, const CostOptions& options) {
   LS_CHECK(plan.options.world_size % options.shard_size == 0, ConfigError,
            "parallel.shard: {} does not divide the {} ranks", options.shard_size,
            plan.options.world_size);
+  LS_CHECK(options.shard_size > 1 || plan.options.world_size == 1, ConfigError,
+           "parallel.shard: 1 leaves every rank with all weights; use parallel.strategy ddp");
   return options.shard_size;
 }
 
-// How often a unit is gathered in one step. The root unit holds what is used at both ends of the
-// model, so resharding it after the forward pass would gather it again at once.
-int64_t gathers(const UnitShard& unit, const CostOptions& options) {
-  switch (options.reshard) {
-    case Reshard::kAfterOptimizerStep:
-      return 1;
-    case Reshard::kNever:
-      return options.micro_batches;
-    case Reshard::kAfterForward:
-      break;
-  }
-  return unit.unit.empty() ? options.micro_batches : 2 * options.micro_batches;
+// How often a unit is gathered in one step.
+int64_t gathers(const ShardPlan& plan, size_t unit, const CostOptions& options) {
+  if (unit == 0 || options.reshard == Reshard::kAfterOptimizerStep) return 1;
+  const bool once = options.reshard == Reshard::kNever || !plan.units[unit].backward ||
+                    unit + 1 == plan.units.size();
+  return (once ? 1 : 2) * options.micro_batches;
 }
 
 void predict_sharded(const BucketPlan& plan, const CostOptions& options,
                      std::map<std::string, CollectiveCounter>& out) {
   const int64_t shard = shard_size(plan, options);
+  if (shard == 1) return;  // one rank: nothing moves, not even within it
   const int64_t replicas = plan.options.world_size / shard;
   const int64_t wire = size_of(plan.options.reduce_dtype);
-  for (const UnitShard& unit : plan_units(plan.params, shard)) {
-    count(out, "params", CollectiveKind::kAllGather, shard, unit.numel * size_of(unit.dtype),
-          gathers(unit, options));
-    if (!unit.trainable) continue;
-    count(out, "grad", CollectiveKind::kReduceScatter, shard, unit.numel * wire);
-    if (replicas > 1) {
-      count(out, "grad replicas", CollectiveKind::kAllReduce, replicas, unit.numel / shard * wire);
+  const ShardPlan shards = plan_shards(plan.params, shard);
+  for (size_t u = 0; u < shards.units.size(); ++u) {
+    for (const int64_t s : shards.units[u].spaces) {
+      const UnitShard& space = shards.spaces[static_cast<size_t>(s)];
+      count(out, "params", CollectiveKind::kAllGather, shard, space.numel * size_of(space.dtype),
+            gathers(shards, u, options));
+      if (!space.trainable) continue;
+      // Every micro-batch, so that no rank keeps whole gradients; external ones are whole anyway.
+      count(out, "grad", CollectiveKind::kReduceScatter, shard, space.numel * wire,
+            space.external ? 1 : options.micro_batches);
+      if (replicas > 1) {
+        count(out, "grad replicas", CollectiveKind::kAllReduce, replicas,
+              space.numel / shard * wire);
+      }
     }
   }
 }
@@ -108,36 +112,46 @@ Updated updated_elements(const BucketPlan& plan, const CostOptions& options) {
 void predict_sharded_memory(const BucketPlan& plan, const CostOptions& options,
                             MemoryForecast& out) {
   const int64_t shard = shard_size(plan, options);
+  const int64_t replicas = plan.options.world_size / shard;
   const int64_t wire = size_of(plan.options.reduce_dtype);
-  int64_t root = 0, largest = 0, second = 0, all = 0;
-  int64_t largest_grad = 0;
-  std::map<std::string, int64_t> whole, whole_grad;
-  for (const UnitShard& unit : plan_units(plan.params, shard)) {
-    const int64_t bytes = unit.numel * size_of(unit.dtype);
-    out.parameters += bytes / shard;
-    whole[unit.unit] += bytes;
-    if (unit.trainable) {
-      out.gradients += unit.numel / shard * wire;
-      whole_grad[unit.unit] += unit.numel * (size_of(unit.dtype) + wire);
+  const bool wide = plan.options.reduce_dtype == c10::ScalarType::Float;
+  const ShardPlan shards = plan_shards(plan.params, shard);
+  for (const UnitShard& space : shards.spaces) {
+    out.parameters += space.numel / shard * size_of(space.dtype);
+    if (!space.trainable) continue;
+    if (shard == 1) {
+      out.gradients += space.numel * size_of(space.grad_dtype);
+      continue;
     }
+    out.gradients += space.numel / shard * kMasterBytes;
+    if (replicas > 1 && !wide) out.reduce_buffers += space.numel / shard * wire;
+    if (!space.external) continue;
+    out.gradients += space.numel * size_of(space.grad_dtype);
+    if (space.grad_dtype != plan.options.reduce_dtype) out.reduce_buffers += space.numel * wire;
   }
-  for (const auto& [unit, bytes] : whole) {
-    all += bytes;
-    if (unit.empty()) {
-      root = bytes;
-    } else if (bytes > largest) {
-      second = largest;
-      largest = bytes;
-    } else {
-      second = std::max(second, bytes);
+  if (shard == 1) return;
+  // Two units at a time, the one at work and the next; the root besides.
+  int64_t largest = 0, all = 0, largest_grad = 0, with_grad = 0;
+  for (size_t u = 0; u < shards.units.size(); ++u) {
+    int64_t grad = 0;
+    for (const int64_t s : shards.units[u].spaces) {
+      const UnitShard& space = shards.spaces[static_cast<size_t>(s)];
+      if (space.trainable && !space.external) grad += space.numel * wire;
     }
+    if (u == 0) {
+      out.gathered += shards.units[u].numel_bytes;
+      out.reduce_buffers += grad;
+      continue;
+    }
+    all += shards.units[u].numel_bytes;
+    largest = std::max(largest, shards.units[u].numel_bytes);
+    largest_grad = std::max(largest_grad, grad);
+    with_grad += grad > 0 ? 1 : 0;
   }
-  for (const auto& [unit, bytes] : whole_grad) largest_grad = std::max(largest_grad, bytes);
-  // Resharded: the root, the unit at work and the one that is prefetched.
-  out.gathered = options.reshard == Reshard::kAfterForward ? root + largest + second : all;
-  // The unreduced gradient of the unit at work, and its copy in the wire's dtype. Accumulation
-  // adds reduced shards, so no rank keeps whole gradients.
-  out.reduce_buffers = largest_grad;
+  const int64_t units = static_cast<int64_t>(shards.units.size()) - 1;
+  out.gathered +=
+      options.reshard == Reshard::kAfterForward ? std::min<int64_t>(2, units) * largest : all;
+  out.reduce_buffers += std::min<int64_t>(2, with_grad) * largest_grad;
 }
 
 }  // namespace

@@ -8,15 +8,6 @@
 
 namespace longship::dist {
 
-double squared_norm(std::span<const ShardSlice> slices) {
-  const at::NoGradGuard no_grad;
-  double sum = 0;
-  for (const ShardSlice& slice : slices) {
-    sum += slice.grad.to(at::kDouble).square().sum().item<double>();
-  }
-  return sum;
-}
-
 Zero1::Zero1(Communicator& communicator, BucketPlan plan, std::vector<ReducedParam> params,
              MissingGradients missing)
     : reducer_(communicator, plan, params, ReduceMode::kReduceScatter, missing) {

@@ -25,6 +25,7 @@
 #include "nn/fp8.h"
 #include "nn/fused.h"
 #include "nn/module.h"
+#include "nn/unit.h"
 
 namespace longship::models {
 
@@ -93,6 +94,11 @@ struct ParamInfo {
   ParamRole role = ParamRole::kTrainable;
   /// Where the gradient is instead of in tensor.grad(). Only with kTrainable.
   std::optional<RowSparseGrad> row_sparse = std::nullopt;
+  /// The unit in which the forward pass reads it (nn/unit.h): the root where it is read outside of
+  /// all, nn::kUnreadUnit where nothing reads it.
+  std::string unit = {};
+  /// No gradient passes through its unit: everything trainable comes behind it.
+  bool forward_only = false;
 };
 
 /// A named host tensor for export.
@@ -102,7 +108,8 @@ struct NamedTensor {
 };
 
 /// Called with every parameter's full-precision fp32 values, before they are rounded to the
-/// parameter's dtype.
+/// parameter's dtype. Parameters without memory (BuildOptions::allocate, sharding) are given to it
+/// only, one after another.
 using PreciseSink = std::function<void(const std::string& name, const at::Tensor& value)>;
 
 /// One model on one device.
@@ -136,6 +143,12 @@ class Policy {
   }
   /// Once per optimizer step, before its first loss(): work that depends on the weights only.
   virtual void begin_step() {}
+  /// Lets `hooks` watch the units; null: nobody. They must outlive the passes. Throws ConfigError
+  /// for models that cannot be watched.
+  virtual void attach(nn::UnitHooks* hooks) {
+    static_cast<void>(hooks);
+    throw ConfigError("parallel.strategy: this model family cannot be sharded; use ddp or zero1");
+  }
   /// What an exact resume needs besides parameters and optimizer (scales of FP8), by name. Aliased.
   virtual std::vector<NamedTensor> training_state() { return {}; }
   /// Restores it; strict. Throws CheckpointError.
@@ -252,6 +265,9 @@ class ModelConfig {
 struct BuildOptions {
   at::Device device = at::kCPU;  // kMeta builds shapes only
   at::ScalarType dtype = at::kFloat;
+  /// false: parameters have shape, dtype and device, but no memory until somebody gives it
+  /// (sharding)
+  bool allocate = true;
   bool initialise =
       true;  // random weights from `seed`; false: initialise() or load_weights() follow
   uint64_t seed = 0;

@@ -70,6 +70,19 @@ void Module::for_each_parameter(const std::function<void(const std::string&, at:
   walk("", visit);
 }
 
+std::vector<std::vector<std::string>> Module::stacks() const {
+  std::map<const at::Tensor*, std::string> names;
+  walk("", [&](const std::string& name, at::Tensor& tensor) { names[&tensor] = name; });
+  std::vector<std::vector<at::Tensor*>> stacks;
+  collect_stacks(stacks);
+  std::vector<std::vector<std::string>> out;
+  for (const auto& stack : stacks) {
+    out.emplace_back();
+    for (const at::Tensor* member : stack) out.back().push_back(names.at(member));
+  }
+  return out;
+}
+
 int64_t Module::num_elements() const {
   int64_t n = 0;
   walk("", [&](const std::string&, at::Tensor& tensor) { n += tensor.numel(); });
@@ -77,7 +90,16 @@ int64_t Module::num_elements() const {
 }
 
 void Module::materialise(at::Device device,
-                         const std::function<at::ScalarType(std::string_view)>& dtype_of) {
+                         const std::function<at::ScalarType(std::string_view)>& dtype_of,
+                         bool memory) {
+  if (!memory && device.type() != at::kMeta) {
+    walk("", [&](const std::string& name, at::Tensor& tensor) {
+      const std::vector<int64_t> shape = tensor.sizes().vec();
+      tensor = at::empty({0}, at::TensorOptions().dtype(dtype_of(name)).device(device));
+      tensor.unsafeGetTensorImpl()->set_sizes_contiguous(shape);
+    });
+    return;
+  }
   std::map<const at::Tensor*, at::ScalarType> dtypes;
   walk("", [&](const std::string& name, at::Tensor& tensor) { dtypes[&tensor] = dtype_of(name); });
   std::vector<std::vector<at::Tensor*>> stacks;

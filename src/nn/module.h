@@ -13,6 +13,12 @@
 
 namespace longship::nn {
 
+/// Whether a parameter has storage: not on the meta device, and not while its values are elsewhere
+/// (a sharded unit that is not gathered).
+inline bool has_memory(const at::Tensor& parameter) {
+  return !parameter.is_meta() && parameter.storage().nbytes() > 0;
+}
+
 /// Owner of named parameters. Derived classes keep the tensors and child modules as members and
 /// register them in the order in which they should be listed. Constructors create parameters on the
 /// meta device: shapes only, no memory; `materialise` gives them storage. Not copyable or movable,
@@ -35,9 +41,15 @@ class Module {
 
   /// Replaces every (meta) parameter by uninitialised storage on `device` in the dtype that
   /// `dtype_of(name)` answers; with the meta device only the dtype changes. Parameters of one stack
-  /// lie behind each other in one allocation when they have one dtype.
+  /// lie behind each other in one allocation when they have one dtype. Without `memory` they have
+  /// shape, dtype and device, and an empty storage of their own: whoever shards the model replaces
+  /// it.
   void materialise(at::Device device,
-                   const std::function<at::ScalarType(std::string_view)>& dtype_of);
+                   const std::function<at::ScalarType(std::string_view)>& dtype_of,
+                   bool memory = true);
+
+  /// Names of the members of every stack, in order.
+  std::vector<std::vector<std::string>> stacks() const;
 
  protected:
   /// Registers `member` and makes it a meta tensor of `shape`, fp32.

@@ -9,7 +9,6 @@
 #include "base/error.h"
 #include "nn/attention.h"
 #include "nn/packed_attention.h"
-#include "nn/recompute.h"
 #include "nn/stacked_linear.h"
 #include "nn/tensor_math.h"
 
@@ -112,7 +111,7 @@ at::Tensor SiglipTower::embed(const at::Tensor& images, const SiglipPrecision& p
 }
 
 at::Tensor SiglipTower::encode(const at::Tensor& embeddings, const SiglipPrecision& precision,
-                               const Fused& fused, const RecomputeRule& recomputed) const {
+                               const Fused& fused, const SiglipRunner& run) const {
   // Mixed streams (fp32 residual around bf16 products) take the plain path.
   const Fused used = precision.gemm == precision.stream ? fused : Fused{};
   Normed x{embeddings, layers_.empty()
@@ -125,8 +124,8 @@ at::Tensor SiglipTower::encode(const at::Tensor& embeddings, const SiglipPrecisi
       const Normed out = layer->forward({in[0], in[1]}, next, precision, used);
       return std::vector<at::Tensor>{out.h, out.y};
     };
-    const std::vector<at::Tensor> out =
-        recompute(recomputed && recomputed(static_cast<int64_t>(l)), unit, {x.h, x.y});
+    const std::vector<at::Tensor> in{x.h, x.y};
+    const std::vector<at::Tensor> out = run ? run(static_cast<int64_t>(l), unit, in) : unit(in);
     x = {out[0], out[1]};
   }
   return layers_.empty() ? post_layernorm_.forward(embeddings, used.norms) : x.y;

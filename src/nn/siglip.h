@@ -14,6 +14,7 @@
 #include "nn/mlp.h"
 #include "nn/module.h"
 #include "nn/norm.h"
+#include "nn/unit.h"
 
 namespace longship::nn {
 
@@ -35,8 +36,9 @@ struct SiglipPrecision {
   at::ScalarType stream = at::kFloat;
 };
 
-/// Whether layer l is recomputed in the backward pass; empty: none.
-using RecomputeRule = std::function<bool(int64_t)>;
+/// Runs layer l as a unit of the model (nn/unit.h); empty: a plain call.
+using SiglipRunner = std::function<std::vector<at::Tensor>(
+    int64_t layer, const UnitFunction& function, const std::vector<at::Tensor>& inputs)>;
 
 class SiglipAttention : public Module {
  public:
@@ -75,8 +77,10 @@ class SiglipTower : public Module {
   /// dtype. Throws ShapeError.
   at::Tensor embed(const at::Tensor& images, const SiglipPrecision& precision) const;
   /// The encoder layers and the last norm: [V, T, width] -> [V, T, width] in the stream dtype.
+  /// Layer l applies the first norm of layer l + 1, the last one post_layernorm; the first norm of
+  /// layer 0 is outside of all.
   at::Tensor encode(const at::Tensor& embeddings, const SiglipPrecision& precision,
-                    const Fused& fused = {}, const RecomputeRule& recomputed = {}) const;
+                    const Fused& fused = {}, const SiglipRunner& run = {}) const;
 
   const SiglipSizes& sizes() const { return sizes_; }
 

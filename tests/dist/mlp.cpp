@@ -74,25 +74,29 @@ int64_t SliceAdamW::moment_bytes() const {
   return static_cast<int64_t>(sum);
 }
 
-Mlp::Mlp(at::ScalarType dtype) {
+Mlp::Mlp(at::ScalarType dtype, bool recompute) : recompute_(recompute) {
   double phase = 1;
   const auto add = [&](const std::string& name, std::vector<int64_t> shape, double scale,
-                       GradSource source) {
+                       GradSource source, const std::string& unit) {
     at::Tensor t = waves(std::move(shape), phase, scale).to(dtype);
     phase += 17;
     t.requires_grad_(source != GradSource::kNone);
-    specs.push_back({name, t.numel(), dtype, name.substr(0, name.find('.')), source});
+    specs.push_back({name, t.numel(), dtype, unit, source});
+    specs.back().forward_only = unit == "pre";
     tensors.push_back({t, {}});
   };
-  add("in.weight", {kHidden, kIn}, 0.5, GradSource::kBackward);
-  add("in.bias", {kHidden}, 0.1, GradSource::kBackward);
-  add("mid.weight", {kMiddle, kHidden}, 0.4, GradSource::kBackward);
-  add("mid.bias", {kMiddle}, 0.1, GradSource::kBackward);
-  add("frozen.weight", {kMiddle, kMiddle}, 0.4, GradSource::kNone);
-  add("unused.weight", {5}, 0.1, GradSource::kUnused);
-  add("out.weight", {kOut, kMiddle}, 0.4, GradSource::kBackward);
-  add("out.bias", {kOut}, 0.1, GradSource::kBackward);
-  add("scale", {}, 0.9, GradSource::kBackward);
+  add("pre.weight", {kIn, kIn}, 0.6, GradSource::kNone, "pre");
+  add("in.weight", {kHidden, kIn}, 0.5, GradSource::kBackward, "in");
+  add("in.bias", {kHidden}, 0.1, GradSource::kBackward, "in");
+  add("mid.weight", {kMiddle, kHidden}, 0.4, GradSource::kBackward, "mid");
+  add("mid.bias", {kMiddle}, 0.1, GradSource::kBackward, "mid");
+  add("mid.gain", {kMiddle}, 0.2, GradSource::kNone, "mid");
+  add("frozen.weight", {kMiddle, kMiddle}, 0.4, GradSource::kNone, "frozen");
+  add("unused.weight", {5}, 0.1, GradSource::kUnused, "out");
+  add("out.weight", {kOut, kMiddle}, 0.4, GradSource::kBackward, "out");
+  add("out.bias", {kOut}, 0.1, GradSource::kBackward, "out");
+  add("unread.weight", {7}, 0.1, GradSource::kNone, "unread");
+  add("scale", {}, 0.9, GradSource::kBackward, "");
 }
 
 const at::Tensor& Mlp::get(const std::string& name) const {
@@ -106,6 +110,11 @@ at::Tensor& Mlp::operator[](const std::string& name) {
   return const_cast<at::Tensor&>(get(name));
 }
 
+at::Tensor Mlp::run(const std::string& unit, const nn::UnitFunction& function,
+                    const at::Tensor& x) const {
+  return nn::run_unit(hooks, unit, recompute_ && unit != "pre", function, {x}).front();
+}
+
 at::Tensor Mlp::loss(int64_t step, int64_t begin, int64_t end) const {
   const at::ScalarType dtype = tensors.front().param.scalar_type();
   const auto rows = [&](int64_t width, double phase) {
@@ -114,11 +123,29 @@ at::Tensor Mlp::loss(int64_t step, int64_t begin, int64_t end) const {
   };
   const at::Tensor x = rows(kIn, 0.5).to(dtype);
   const at::Tensor target = rows(kOut, 0.25);
-  at::Tensor h = at::linear(x, get("in.weight"), get("in.bias")).tanh();
-  h = at::linear(h, get("mid.weight"), get("mid.bias")).tanh();
-  h = at::linear(h, get("frozen.weight")).tanh();
-  h = at::linear(h, get("out.weight"), get("out.bias")) * get("scale");
-  return (h.to(at::kFloat) - target).square().mean();
+  using Tensors = std::vector<at::Tensor>;
+  return nn::run_root(hooks, [&] {
+    at::Tensor h = run(
+        "pre", [&](const Tensors& in) { return Tensors{at::linear(in[0], get("pre.weight"))}; }, x);
+    const auto first = [this](const Tensors& in) {
+      return Tensors{at::linear(in[0], get("in.weight"), get("in.bias")).tanh()};
+    };
+    h = run("in", first, h);
+    const auto mid = [this](const Tensors& in) {
+      const at::Tensor product = at::linear(in[0], get("mid.weight"), get("mid.bias"));
+      return Tensors{(product * (1 + get("mid.gain"))).tanh()};
+    };
+    h = run("mid", mid, h);
+    const auto frozen = [this](const Tensors& in) {
+      return Tensors{at::linear(in[0], get("frozen.weight")).tanh()};
+    };
+    h = run("frozen", frozen, h);
+    const auto out = [this](const Tensors& in) {
+      return Tensors{at::linear(in[0], get("out.weight"), get("out.bias"))};
+    };
+    h = run("out", out, h) * get("scale");
+    return (h.to(at::kFloat) - target).square().mean();
+  });
 }
 
 namespace {
@@ -127,13 +154,23 @@ void expect_equal(int64_t actual, int64_t wanted, const std::string& what) {
   LS_CHECK(actual == wanted, InternalError, "{}: {} instead of {}", what, actual, wanted);
 }
 
-// Predicted against counted, name by name; and the plain formula once more by hand.
-void check_traffic(const Communicator& communicator, const BucketPlan& plan,
-                   const TrainOptions& options, int64_t steps) {
+bool is_fsdp(Strategy strategy) {
+  return strategy == Strategy::kFsdp || strategy == Strategy::kHsdp;
+}
+
+CostOptions cost_options(const TrainOptions& options) {
   CostOptions cost;
   cost.strategy = options.strategy;
   cost.micro_batches = options.micro_batches;
-  auto counted = communicator.counters();
+  cost.reshard = options.reshard;
+  cost.shard_size = options.shard_size;
+  return cost;
+}
+
+// Predicted against counted, name by name; and the plain formula once more by hand.
+void check_traffic(std::map<std::string, CollectiveCounter> counted, int64_t w,
+                   const BucketPlan& plan, const TrainOptions& options, int64_t steps) {
+  const CostOptions cost = cost_options(options);
   counted.erase("loss");
   counted.erase("params initial");
   const auto predicted = predict_communication(plan, cost);
@@ -144,7 +181,7 @@ void check_traffic(const Communicator& communicator, const BucketPlan& plan,
     expect_equal(counted[name].tensor_bytes, steps * one.tensor_bytes, name + " tensor bytes");
     expect_equal(counted[name].wire_bytes, steps * one.wire_bytes, name + " wire bytes");
   }
-  const int64_t w = communicator.world_size();
+  if (is_fsdp(options.strategy)) return;
   const at::ScalarType sent = w == 1 ? options.dtype : options.reduce_dtype;
   const int64_t wire = sent == at::kFloat ? 4 : 2;
   const int64_t weight = options.dtype == at::kFloat ? 4 : 2;
@@ -163,8 +200,9 @@ void check_traffic(const Communicator& communicator, const BucketPlan& plan,
 // One trained model under one strategy.
 class Run {
  public:
-  Run(Communicator& communicator, const TrainOptions& options)
-      : communicator_(communicator), options_(options), mlp_(options.dtype) {
+  Run(ProcessGroup& group, const TrainOptions& options)
+      : communicator_(group.world()), options_(options), mlp_(options.dtype, options.recompute) {
+    Communicator& communicator = group.world();
     PlanOptions plan;
     plan.world_size = communicator.world_size();
     plan.first_bucket_bytes = 100;
@@ -180,9 +218,25 @@ class Run {
     if (GradReducer* reducer = zero1_ ? &zero1_->reducer() : ddp_.get()) {
       reducer->set_first_gradient(options.first_gradient);
     }
-    if (zero1_) {
-      optimizer_ = std::make_unique<SliceAdamW>(
-          std::vector<ShardSlice>(zero1_->slices().begin(), zero1_->slices().end()));
+    if (options.strategy == Strategy::kHsdp) {
+      const HsdpGroups ranks =
+          hsdp_groups(communicator.rank(), communicator.world_size(), options.shard_size);
+      shard_ = group.make_group(fmt::format("shard{}", ranks.shard.front()), ranks.shard);
+      replicas_ =
+          group.make_group(fmt::format("replicas{}", ranks.replicate.front()), ranks.replicate);
+    }
+    if (is_fsdp(options.strategy)) {
+      fsdp_ = std::make_unique<Fsdp>(
+          FsdpGroups{shard_ ? *shard_ : communicator, replicas_.get()}, mlp_.specs, mlp_.tensors,
+          FsdpOptions{.reshard = options.reshard, .reduce_dtype = options.reduce_dtype});
+      mlp_.hooks = fsdp_->hooks();
+    }
+    const auto slices = zero1_  ? zero1_->slices()
+                        : fsdp_ ? fsdp_->slices()
+                                : std::span<const ShardSlice>();
+    if (zero1_ || fsdp_) {
+      optimizer_ =
+          std::make_unique<SliceAdamW>(std::vector<ShardSlice>(slices.begin(), slices.end()));
     } else {
       optimizer_ = std::make_unique<SliceAdamW>(whole_slices());
     }
@@ -194,6 +248,8 @@ class Run {
     GradReducer* reducer = zero1_ ? &zero1_->reducer() : ddp_.get();
     if (reducer != nullptr) {
       reducer->begin_step();
+    } else if (fsdp_) {
+      fsdp_->begin_step();
     } else {
       for (auto& t : mlp_.tensors) t.param.mutable_grad() = at::Tensor();
     }
@@ -204,6 +260,7 @@ class Run {
       const bool last = m + 1 == options_.micro_batches;
       const int64_t begin = communicator_.rank() * share + m * size;
       if (reducer != nullptr) reducer->begin_micro_batch(last);
+      if (fsdp_) fsdp_->begin_micro_batch(last);
       const at::Tensor loss = mlp_.loss(index, begin, begin + size);
       loss.div(static_cast<double>(options_.micro_batches)).backward();
       sum += loss.item<double>() / static_cast<double>(options_.micro_batches);
@@ -215,8 +272,12 @@ class Run {
       }
     }
     if (reducer != nullptr) reducer->finish();
+    if (fsdp_) fsdp_->finish();
     double norm = 0;
-    if (zero1_) {
+    if (fsdp_) {
+      norm = fsdp_->grad_norm(*optimizer_);
+      fsdp_->update(*optimizer_, kLr, norm);
+    } else if (zero1_) {
       norm = zero1_->grad_norm(*optimizer_);
       zero1_->update(*optimizer_, kLr, norm);
     } else {
@@ -232,23 +293,44 @@ class Run {
 
   void finish(TrainResult& result) {
     if (zero1_) zero1_->wait_parameters();
+    std::map<std::string, CollectiveCounter> counted = communicator_.counters();
+    for (const Communicator* more : {shard_.get(), replicas_.get()}) {
+      if (more == nullptr) continue;
+      for (const auto& [name, one] : more->counters()) counted[name] += one;
+    }
+    std::map<std::string, at::Tensor> whole;
+    if (fsdp_) {
+      fsdp_->visit_whole([&](const ParamSpec& spec, const at::Tensor& t) {
+        whole[spec.name] = t.to(at::kDouble).flatten();
+      });
+    }
     for (size_t i = 0; i < mlp_.specs.size(); ++i) {
-      const at::Tensor values = mlp_.tensors[i].param.detach().to(at::kDouble).flatten();
+      const at::Tensor values = fsdp_ ? whole.at(mlp_.specs[i].name)
+                                      : mlp_.tensors[i].param.detach().to(at::kDouble).flatten();
       for (int64_t k = 0; k < values.numel(); ++k) {
         result.weights.push_back(values.const_data_ptr<double>()[k]);
       }
     }
     if (options_.strategy == Strategy::kNone) return;
-    check_traffic(communicator_, plan_, options_, kSteps);
+    check_traffic(std::move(counted), communicator_.world_size(), plan_, options_, kSteps);
     check_memory();
   }
 
  private:
   // Real tensor bytes against the forecast; the forecast's rank is the one with the most.
   void check_memory() const {
-    CostOptions cost;
-    cost.strategy = options_.strategy;
-    const MemoryForecast memory = predict_memory(plan_, cost);
+    const MemoryForecast memory = predict_memory(plan_, cost_options(options_));
+    if (fsdp_) {
+      expect_equal(fsdp_->shard_bytes(), memory.parameters, "bytes of shards");
+      expect_equal(fsdp_->gathered_bytes(), memory.gathered, "bytes of gathered weights");
+      expect_equal(fsdp_->gradient_bytes(), memory.gradients, "bytes of gradients");
+      expect_equal(fsdp_->buffer_bytes(), memory.reduce_buffers, "bytes of reduce buffers");
+      LS_CHECK(optimizer_->moment_bytes() <= memory.moments &&
+                   optimizer_->master_bytes() <= memory.masters,
+               InternalError, "moments: {} here, {} at most", optimizer_->moment_bytes(),
+               memory.moments);
+      return;
+    }
     const GradReducer& reducer = zero1_ ? zero1_->reducer() : *ddp_;
     expect_equal(reducer.gradient_bytes(), memory.gradients, "bytes of gradients");
     expect_equal(reducer.buffer_bytes(), memory.reduce_buffers, "bytes of reduce buffers");
@@ -309,14 +391,16 @@ class Run {
   BucketPlan plan_;
   std::unique_ptr<GradReducer> ddp_;
   std::unique_ptr<Zero1> zero1_;
+  std::unique_ptr<Communicator> shard_, replicas_;
+  std::unique_ptr<Fsdp> fsdp_;
   std::unique_ptr<SliceAdamW> optimizer_;
 };
 
 }  // namespace
 
-TrainResult train_mlp(Communicator& communicator, const TrainOptions& options) {
+TrainResult train_mlp(ProcessGroup& group, const TrainOptions& options) {
   TrainResult result;
-  Run run(communicator, options);
+  Run run(group, options);
   for (int64_t step = 0; step < kSteps; ++step) run.step(step, result);
   run.finish(result);
   return result;
@@ -346,7 +430,7 @@ TrainResult TrainResult::unpack(const std::string& text) {
 TrainResult train_ranks(int64_t world_size, const TrainOptions& options) {
   const std::vector<RankResult> ranks = run_world(world_size, [&](const LaunchInfo& launch) {
     const auto group = ProcessGroup::connect(test_options(launch));
-    const std::string packed = train_mlp(group->world(), options).pack();
+    const std::string packed = train_mlp(*group, options).pack();
     group->close();
     return packed;
   });

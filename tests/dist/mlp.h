@@ -1,7 +1,7 @@
 #pragma once
 // A small network out of plain library operators, its optimizer, and training runs of it alone and
-// over ranks. Sizes are odd on purpose, one layer is frozen, one parameter is a scalar, one gets no
-// gradient.
+// over ranks. Sizes are odd on purpose, two layers are frozen (one before everything that is
+// trained), one parameter is a scalar, one gets no gradient, one is read by nobody.
 
 #include <ATen/core/Tensor.h>
 
@@ -9,7 +9,10 @@
 #include <string>
 #include <vector>
 
+#include "dist/fsdp.h"
+#include "dist/process_group.h"
 #include "dist/zero1.h"
+#include "nn/unit.h"
 
 namespace longship::dist {
 
@@ -32,15 +35,19 @@ class SliceAdamW : public ShardOptimizer {
 
 class Mlp {
  public:
-  explicit Mlp(at::ScalarType dtype);
+  explicit Mlp(at::ScalarType dtype, bool recompute = false);
   /// Mean loss over samples [begin, end) of a step.
   at::Tensor loss(int64_t step, int64_t begin, int64_t end) const;
 
   std::vector<ParamSpec> specs;  // in order of use
   std::vector<ReducedParam> tensors;
   at::Tensor& operator[](const std::string& name);
+  nn::UnitHooks* hooks = nullptr;
 
  private:
+  at::Tensor run(const std::string& unit, const nn::UnitFunction& function,
+                 const at::Tensor& x) const;
+  bool recompute_;
   const at::Tensor& get(const std::string& name) const;
 };
 
@@ -50,6 +57,9 @@ struct TrainOptions {
   at::ScalarType dtype = at::kFloat;
   at::ScalarType reduce_dtype = at::kFloat;
   FirstGradient first_gradient = FirstGradient::kAdded;
+  Reshard reshard = Reshard::kAfterForward;
+  int64_t shard_size = 0;  // HSDP
+  bool recompute = false;
 };
 
 struct TrainResult {
@@ -63,7 +73,7 @@ constexpr int64_t kSteps = 20;
 
 /// Trains kSteps steps of 24 samples over all ranks. Throws InternalError when the counters of the
 /// collectives, the memory of the parts, or the moments of sending are not as planned.
-TrainResult train_mlp(Communicator& communicator, const TrainOptions& options);
+TrainResult train_mlp(ProcessGroup& group, const TrainOptions& options);
 
 /// Runs it over forked ranks: every rank must return the same result.
 TrainResult train_ranks(int64_t world_size, const TrainOptions& options);

@@ -161,6 +161,8 @@ TEST(Plan, UnitsHaveTheirDtypesAndFrozenPartsApart) {
                     (u.trainable ? "" : ":frozen"));
     EXPECT_EQ(u.numel % (4 * alignment_elements(u.dtype)), 0);
   }
+  // The table's gradient comes from outside: a space of its own.
+  EXPECT_TRUE(units.front().external);
   EXPECT_THAT(names, ElementsAre(":bf16", "a:bf16", "a:fp32", "b:bf16", "b:bf16:frozen", "b:fp32",
                                  ":fp32"));
 }
@@ -199,11 +201,12 @@ TEST(Plan, FsdpTraffic) {
   cost.micro_batches = 3;
   const int64_t unit = 1008 * 4 * 3 / 4, root = 16 * 4 * 3 / 4;  // sent by one rank
   auto traffic = predict_communication(plan, cost);
-  EXPECT_EQ(traffic["params"].count, 3 + 2 * 6);
-  EXPECT_EQ(traffic["params"].wire_bytes, 3 * root + 2 * 6 * unit);
-  EXPECT_EQ(traffic["grad"].wire_bytes, root + 2 * unit);
+  // The root once, u for both passes, v once a micro-batch: its backward pass comes next.
+  EXPECT_EQ(traffic["params"].count, 1 + 6 + 3);
+  EXPECT_EQ(traffic["params"].wire_bytes, root + (6 + 3) * unit);
+  EXPECT_EQ(traffic["grad"].wire_bytes, 3 * (root + 2 * unit));
   cost.reshard = Reshard::kNever;
-  EXPECT_EQ(predict_communication(plan, cost)["params"].count, 9);
+  EXPECT_EQ(predict_communication(plan, cost)["params"].count, 1 + 3 + 3);
   cost.reshard = Reshard::kAfterOptimizerStep;
   EXPECT_EQ(predict_communication(plan, cost)["params"].count, 3);
   cost.strategy = Strategy::kHsdp;
@@ -211,8 +214,34 @@ TEST(Plan, FsdpTraffic) {
   traffic = predict_communication(plan, cost);
   EXPECT_EQ(traffic["params"].wire_bytes, (8 + 2 * 1000) * 4 / 2);
   EXPECT_EQ(traffic["grad replicas"].wire_bytes, (8 + 2 * 1000) / 2 * 4);
-  cost.shard_size = 3;
-  EXPECT_THROW(predict_communication(plan, cost), ConfigError);
+  for (const int64_t size : {3, 1}) {
+    cost.shard_size = size;
+    EXPECT_THROW(predict_communication(plan, cost), ConfigError) << size;
+  }
+}
+
+TEST(Plan, Shards) {
+  std::vector<ParamSpec> params = {spec("pre", 8, kF32, "p", GradSource::kNone),
+                                   spec("k", 8, kF32, "u"),
+                                   spec("other", 8, kF32, "u"),
+                                   spec("q", 8, kF32, "u"),
+                                   spec("root", 8),
+                                   spec("dead", 8, kF32, "unread", GradSource::kNone)};
+  params[0].forward_only = true;
+  EXPECT_THAT(keep_stacks_together(params, {{"q", "k", "absent"}}), ElementsAre(0, 3, 1, 2, 4, 5));
+  const ShardPlan plan = plan_shards(params, 2);
+  ASSERT_EQ(plan.units.size(), 3u);
+  EXPECT_EQ(plan.units[0].name, "");
+  EXPECT_EQ(plan.units[1].name, "p");
+  EXPECT_FALSE(plan.units[1].backward);
+  EXPECT_EQ(plan.units[2].name, "u");
+  EXPECT_THAT(plan.unit_of, ElementsAre(1, 2, 2, 2, 0, -1));
+  EXPECT_EQ(plan.spaces[1].slots[1].offset, 8);  // k behind q
+  params[0].source = GradSource::kBackward;
+  EXPECT_THROW(plan_shards(params, 2), ConfigError);
+  params[0].source = GradSource::kNone;
+  params.back().source = GradSource::kUnused;
+  EXPECT_THROW(plan_shards(params, 2), ConfigError);
 }
 
 TEST(Plan, MemoryByHand) {
@@ -240,6 +269,10 @@ TEST(Plan, MemoryByHand) {
   m = predict_memory(plan, cost);
   EXPECT_EQ(m.parameters, 1008 / 2 * 2 + 4 * 4 + 112 / 2 * 2);
   EXPECT_EQ(m.gradients, (504 + 4) * 4);
+  EXPECT_EQ(m.gathered, 1008 * 2 + 8 * 4 + 112 * 2);  // one unit: one buffer
+  EXPECT_EQ(m.reduce_buffers, (1008 + 8) * 4);
+  cost.reshard = Reshard::kNever;
+  EXPECT_EQ(predict_memory(plan, cost).gathered, m.gathered);
   EXPECT_EQ(m.total(), m.parameters + m.gradients + m.reduce_buffers + m.masters + m.moments +
                            m.ema + m.gathered);
 }

@@ -31,6 +31,15 @@ TEST_P(TrainFull, Fp32FollowsTheSingleProcess) {
     const TrainResult ddp = train_ranks(GetParam(), options);
     options.strategy = Strategy::kZero1;
     const TrainResult zero1 = train_ranks(GetParam(), options);
+    options.strategy = Strategy::kFsdp;
+    for (const Reshard reshard :
+         {Reshard::kAfterForward, Reshard::kNever, Reshard::kAfterOptimizerStep}) {
+      options.reshard = reshard;
+      options.recompute = micro == 2;
+      const TrainResult fsdp = train_ranks(GetParam(), options);
+      expect_close("losses, fsdp and ddp", fsdp.losses, ddp.losses, 1e-3, kLossBound);
+      expect_close("weights, fsdp and ddp", fsdp.weights, ddp.weights, 0.1, 10 * kLossBound);
+    }
     expect_close("losses, ddp", ddp.losses, reference.losses, 1e-3, kLossBound);
     expect_close("weights, ddp", ddp.weights, reference.weights, 0.1, 10 * kLossBound);
     expect_close("losses, zero1 and ddp", zero1.losses, ddp.losses, 1e-3, kLossBound);
@@ -40,7 +49,7 @@ TEST_P(TrainFull, Fp32FollowsTheSingleProcess) {
 
 TEST_P(TrainFull, ReducedInBf16) {
   const TrainResult reference = train_ranks(1, {});
-  for (const Strategy strategy : {Strategy::kDdp, Strategy::kZero1}) {
+  for (const Strategy strategy : {Strategy::kDdp, Strategy::kZero1, Strategy::kFsdp}) {
     TrainOptions options;
     options.strategy = strategy;
     options.reduce_dtype = at::kBFloat16;
@@ -57,12 +66,30 @@ TEST_P(TrainFull, Bf16WeightsWithMasters) {
   options.dtype = at::kBFloat16;
   const TrainResult reference = train_ranks(1, options);
   for (const auto reduce : {at::kFloat, at::kBFloat16}) {
-    for (const Strategy strategy : {Strategy::kDdp, Strategy::kZero1}) {
+    for (const Strategy strategy : {Strategy::kDdp, Strategy::kZero1, Strategy::kFsdp}) {
       options.strategy = strategy;
       options.reduce_dtype = reduce;
       options.micro_batches = 2;
       const TrainResult run = train_ranks(GetParam(), options);
       expect_close("losses", run.losses, reference.losses, 1e-3, kBf16Bound);
+    }
+  }
+}
+
+TEST(TrainHsdp, TwoTimesTwoRanksAndOneTimesFour) {
+  const TrainResult reference = train_ranks(1, {});
+  for (const int64_t shard_size : {2, 4}) {
+    for (const int64_t micro : {1, 3}) {
+      TrainOptions options;
+      options.strategy = Strategy::kHsdp;
+      options.shard_size = shard_size;
+      options.micro_batches = micro;
+      const TrainResult run = train_ranks(4, options);
+      expect_close("losses, hsdp", run.losses, reference.losses, 1e-3, kLossBound);
+      expect_close("weights, hsdp", run.weights, reference.weights, 0.1, 10 * kLossBound);
+      options.reduce_dtype = at::kBFloat16;
+      expect_close("losses, hsdp, bf16 wire", train_ranks(4, options).losses, reference.losses,
+                   1e-3, kWireBound);
     }
   }
 }

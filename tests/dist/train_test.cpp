@@ -45,10 +45,29 @@ TEST(TrainTwoRanks, CopiedFirstGradientsAreTheSameBits) {
   }
 }
 
+// Every kept-or-gathered-again choice, with accumulation and with units computed again.
+TEST(TrainTwoRanks, FsdpFollowsTheSingleProcess) {
+  const TrainResult reference = train_ranks(1, {});
+  for (const Reshard reshard :
+       {Reshard::kAfterForward, Reshard::kNever, Reshard::kAfterOptimizerStep}) {
+    TrainOptions options;
+    options.micro_batches = 2;
+    options.strategy = Strategy::kFsdp;
+    options.reshard = reshard;
+    const TrainResult kept = train_ranks(2, options);
+    EXPECT_LE(worst_error(kept.losses, reference.losses, 1e-3), kLossBound);
+    EXPECT_LE(worst_error(kept.norms, reference.norms, 1e-3), 10 * kLossBound);
+    EXPECT_LE(worst_error(kept.weights, reference.weights, 0.1), 10 * kLossBound);
+    options.recompute = true;
+    const TrainResult recomputed = train_ranks(2, options);
+    EXPECT_EQ(recomputed.pack(), kept.pack());  // the same bits
+  }
+}
+
 // One rank without peers goes through the same code.
 TEST(TrainTwoRanks, OneRankAlone) {
   const TrainResult reference = train_ranks(1, {});
-  for (const Strategy strategy : {Strategy::kDdp, Strategy::kZero1}) {
+  for (const Strategy strategy : {Strategy::kDdp, Strategy::kZero1, Strategy::kFsdp}) {
     TrainOptions options;
     options.strategy = strategy;
     const TrainResult alone = train_ranks(1, options);

@@ -7,7 +7,11 @@
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <set>
+
 #include "base/error.h"
+
 #include "models/pi05/cost.h"
 #include "models/pi05/mapping.h"
 #include "models/pi05/plan.h"
@@ -204,6 +208,51 @@ TEST(Pi05Plan, EveryParameterIsInExactlyOneUnit) {
   size_t count = 0;
   for (const Pi05Unit& unit : pi05_units(policy->model())) count += unit.parameters.size();
   EXPECT_EQ(count, policy->parameters().size());
+}
+
+// Watches which unit is open; the names and the order of the units are those of the plan.
+struct UnitOrder : nn::UnitHooks {
+  std::vector<std::string> forward, backward;
+  void before_forward(std::string_view unit) override { forward.emplace_back(unit); }
+  void after_forward(std::string_view, bool, bool) override {}
+  void before_backward(std::string_view unit) override { backward.emplace_back(unit); }
+  void after_backward(std::string_view) override {}
+};
+
+TEST(Pi05Plan, UnitsRunInTheOrderOfThePlanAndBackwardInReverse) {
+  for (const char* golden : {"pi05/tiny_train", "pi05/pi0_tiny"}) {
+    const auto policy = tiny_policy(golden);
+    std::vector<std::string> planned;
+    for (const Pi05Unit& unit : pi05_units(policy->model())) {
+      if (unit.name != nn::kRootUnit && unit.name != nn::kUnreadUnit) planned.push_back(unit.name);
+    }
+    UnitOrder order;
+    policy->attach(&order);
+    policy->loss(tiny_inputs(golden).pack_batch(), {}).loss.backward();
+    policy->attach(nullptr);
+    ASSERT_FALSE(order.forward.empty());
+    EXPECT_EQ(order.forward.front(), nn::kRootUnit);
+    order.forward.erase(order.forward.begin());
+    EXPECT_EQ(order.forward, planned);
+    std::reverse(planned.begin(), planned.end());
+    EXPECT_EQ(order.backward, planned);
+  }
+}
+
+TEST(Pi05Plan, NoGradientPassesThroughUnitsBeforeAnythingThatIsTrained) {
+  const auto forward_only = [](const std::string& freeze) {
+    const auto policy = tiny_policy("pi05/tiny_train", [&](Pi05Config& c) { c.freeze = {freeze}; });
+    std::set<std::string> out;
+    for (const ParamInfo& info : policy->parameters()) {
+      if (info.forward_only && info.unit != nn::kUnreadUnit) {
+        out.insert(info.unit.substr(0, info.unit.find('.')));
+      }
+    }
+    return out;
+  };
+  EXPECT_EQ(forward_only("vision"), std::set<std::string>{"vision"});
+  EXPECT_EQ(forward_only("expert_only"), (std::set<std::string>{"prefix", "vision"}));
+  EXPECT_EQ(forward_only("action_in_proj"), std::set<std::string>{});
 }
 
 }  // namespace

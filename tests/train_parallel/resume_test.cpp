@@ -5,7 +5,6 @@
 
 #include "base/fs.h"
 #include "bounds.h"
-#include "io/tensor_io.h"
 #include "runs.h"
 #include "support/paths.h"
 #include "train/checkpoint.h"
@@ -14,6 +13,7 @@ namespace longship::train {
 namespace {
 
 namespace fs = std::filesystem;
+using testing::checkpoint_tensors;
 using testing::losses_of;
 using testing::pi05_run;
 using testing::worst_error;
@@ -72,9 +72,9 @@ TEST_F(ParallelResume, Bf16IsBitwise) {
     const auto whole = run(name, 2, strategy, bf16);
     run(name + "_half", 2, strategy, {"train.dtype=bf16", "train.stop_after=4"});
     EXPECT_EQ(run(name + "_half", 2, strategy, bf16), tail(whole, 4)) << strategy;
-    for (const char* file : {"model.safetensors", "state/optimizer.safetensors"}) {
-      const auto a = io::load_tensors(root_ / name / "latest" / file);
-      const auto b = io::load_tensors(root_ / (name + "_half") / "latest" / file);
+    for (const char* file : {"model", "state"}) {
+      const auto a = checkpoint_tensors(root_ / name / "latest", file);
+      const auto b = checkpoint_tensors(root_ / (name + "_half") / "latest", file);
       ASSERT_EQ(a.size(), b.size());
       for (const auto& [key, tensor] : a)
         EXPECT_TRUE(tensor.equal(b.at(key))) << file << " " << key;
@@ -86,9 +86,9 @@ TEST_F(ParallelResume, Bf16IsBitwise) {
 TEST_F(ParallelResume, FilesAreThoseOfOneProcess) {
   run("one", 1, "none", {"train.stop_after=4"});
   run("two", 2, "zero1", {"train.stop_after=4"});
-  for (const char* file : {"model.safetensors", "state/optimizer.safetensors"}) {
-    const auto a = io::load_tensors(root_ / "one/latest" / file);
-    const auto b = io::load_tensors(root_ / "two/latest" / file);
+  for (const char* file : {"model", "state"}) {
+    const auto a = checkpoint_tensors(root_ / "one/latest", file);
+    const auto b = checkpoint_tensors(root_ / "two/latest", file);
     ASSERT_EQ(a.size(), b.size()) << file;
     for (const auto& [name, tensor] : a) {
       ASSERT_TRUE(b.contains(name)) << file << " " << name;

@@ -1,6 +1,7 @@
 #include "runs.h"
 
 #include <fmt/core.h>
+#include <ATen/ops/empty.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -8,6 +9,8 @@
 
 #include "../dist/ranks.h"
 #include "../train/fake_family.h"
+#include "io/sharded_state.h"
+#include "io/tensor_io.h"
 #include "support/paths.h"
 #include "train/session.h"
 #include "train/trainer.h"
@@ -98,6 +101,19 @@ RunRequest fake_run(const std::filesystem::path& output_dir, int64_t world_size,
   request.world_size = world_size;
   request.recipe = [=](int64_t) { return fake_recipe(output_dir.string(), overrides); };
   return request;
+}
+
+std::map<std::string, at::Tensor> checkpoint_tensors(const fs::path& checkpoint,
+                                                     const std::string& which) {
+  if (which == "model") return io::load_tensors(checkpoint / "model.safetensors");
+  const io::ShardedState state = io::ShardedState::open(checkpoint / "state");
+  std::map<std::string, at::Tensor> out;
+  for (const io::ShardedTensor& tensor : state.tensors()) {
+    at::Tensor whole = at::empty(tensor.shape, io::to_scalar_type(tensor.dtype));
+    state.read(tensor, 0, tensor.numel(), whole.mutable_data_ptr());
+    out.emplace(tensor.name, std::move(whole));
+  }
+  return out;
 }
 
 double worst_error(const std::vector<double>& a, const std::vector<double>& b) {

@@ -1,9 +1,12 @@
 #pragma once
 // Training runs of several processes on this machine, for tests.
 
+#include <ATen/core/Tensor.h>
+
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -41,6 +44,11 @@ RunRequest pi05_run(const std::filesystem::path& output_dir, int64_t world_size,
 /// The artificial family and dataset of fake_family.h.
 RunRequest fake_run(const std::filesystem::path& output_dir, int64_t world_size,
                     const std::vector<std::string>& overrides);
+
+/// The tensors of a checkpoint: "model" (model.safetensors) or "state" (the optimizer's, whole,
+/// whoever wrote them).
+std::map<std::string, at::Tensor> checkpoint_tensors(const std::filesystem::path& checkpoint,
+                                                     const std::string& which);
 
 /// Largest |a - b| / |b|; infinity when the lengths differ.
 double worst_error(const std::vector<double>& a, const std::vector<double>& b);

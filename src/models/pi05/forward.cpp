@@ -18,10 +18,10 @@
 #include "base/error.h"
 #include "models/pi05/model.h"
 #include "nn/functions.h"
-#include "nn/recompute.h"
 #include "nn/rope.h"
 #include "nn/stacked_linear.h"
 #include "nn/tensor_math.h"
+#include "nn/unit.h"
 #include "ops/embedding_rows.h"
 
 namespace longship::models {
@@ -45,7 +45,10 @@ at::Tensor Pi05Model::embed_images(const Pi05Batch& batch) const {
   record("act.vision.embeddings", patches);
   const at::Tensor features = vision_.encode(
       patches, precision_.vision, fused_,
-      [this](int64_t layer) { return recompute_vision_[static_cast<size_t>(layer)]; });
+      [this](int64_t layer, const nn::UnitFunction& unit, const std::vector<at::Tensor>& in) {
+        const size_t l = static_cast<size_t>(layer);
+        return nn::run_unit(hooks, vision_units_[l], recompute_vision_[l], unit, in);
+      });
   record("act.vision.last", features);
   const at::Tensor projected = projector_.forward(features.to(precision_.vision.gemm));
   record("act.vision.projected", projected);
@@ -119,7 +122,8 @@ PrefixCache Pi05Model::encode_prefix(const Pi05Batch& batch, const PrefixLayout&
       if (state.x.h.defined()) out.insert(out.end(), {state.x.h, state.x.y});
       return out;
     };
-    const std::vector<at::Tensor> out = nn::recompute(recompute_joint_[l], unit, {x.h, x.y});
+    const std::vector<at::Tensor> out =
+        nn::run_unit(hooks, prefix_units_[l], recompute_prefix_[l], unit, {x.h, x.y});
     cache.keys.push_back(out[0]);
     cache.values.push_back(out[1]);
     if (out.size() > 2) x = {out[2], out[3]};
@@ -221,7 +225,8 @@ at::Tensor Pi05Model::velocity(const PrefixCache& cache, const PrefixLayout& lay
       const nn::Normed out = expert_layer(l, {in[0], in[1]}, own, in[2], in[3], layout, rows, mask);
       return std::vector<at::Tensor>{out.h, out.y};
     };
-    const std::vector<at::Tensor> out = nn::recompute(recompute_joint_[l], unit, inputs);
+    const std::vector<at::Tensor> out =
+        nn::run_unit(hooks, expert_units_[l], recompute_expert_[l], unit, inputs);
     x = {out[0], out[1]};
   }
   record("act.stream1.final_norm", x.y);

@@ -192,7 +192,7 @@ void pi05_load_weights(Pi05Model& model, const std::filesystem::path& path,
   for (auto& [name, parameter, info] : copies) {
     if (parameter.is_meta()) continue;
     const at::Tensor value = io::to_tensor(weights, *info);
-    parameter.detach().copy_(value);
+    if (nn::has_memory(parameter)) parameter.detach().copy_(value);
     if (sink) sink(name, value.to(at::kFloat));
   }
   model.expert_lm_head = at::Tensor();

@@ -26,7 +26,8 @@ std::optional<std::string> pi05_canonical_name(std::string_view name, bool is_pi
 /// Copies a checkpoint file or folder into the model, casting to each parameter's dtype. One
 /// CheckpointError lists all missing, unexpected, mis-shaped and doubly defined tensors. A Pi0 file
 /// for a Pi0.5 model (or the reverse) is refused.
-/// `sink` gets every parameter's fp32 values before they are rounded.
+/// `sink` gets every parameter's fp32 values before they are rounded; for a sharded model, whose
+/// parameters have no memory of their own, it is all that happens.
 void pi05_load_weights(Pi05Model& model, const std::filesystem::path& path,
                        const PreciseSink& sink = {});
 

@@ -94,11 +94,12 @@ Pi05Model::Pi05Model(const Pi05Config& config, const BuildOptions& options)
   register_all();
   allocate(at::kMeta);
   choose_recomputed(options.recompute);
+  name_units();
 }
 
 void Pi05Model::choose_recomputed(const std::vector<std::string>& patterns) {
   recompute_vision_.assign(static_cast<size_t>(sizes_.vision.depth), false);
-  recompute_joint_.assign(static_cast<size_t>(sizes_.depth), false);
+  recompute_prefix_.assign(static_cast<size_t>(sizes_.depth), false);
   for (const std::string& pattern : patterns) {
     bool matched = false;
     const auto choose = [&](const char* kind, std::vector<bool>& flags) {
@@ -110,12 +111,30 @@ void Pi05Model::choose_recomputed(const std::vector<std::string>& patterns) {
       }
     };
     choose("vision", recompute_vision_);
-    choose("joint", recompute_joint_);
+    choose("joint", recompute_prefix_);
     LS_CHECK(matched, ConfigError,
              "train.recompute: '{}' matches no unit; use none, vit, full, or patterns over "
              "'vision.0' .. 'vision.{}' and 'joint.0' .. 'joint.{}'",
              pattern, sizes_.vision.depth - 1, sizes_.depth - 1);
   }
+  recompute_expert_ = recompute_prefix_;  // both streams of a joint layer
+}
+
+void Pi05Model::name_units() {
+  for (int64_t l = 0; l < sizes_.vision.depth; ++l) vision_units_.push_back(pi05_vision_unit(l));
+  for (int64_t l = 0; l < sizes_.depth; ++l) {
+    prefix_units_.push_back(pi05_prefix_unit(l));
+    expert_units_.push_back(pi05_expert_unit(l));
+  }
+}
+
+void Pi05Model::keep_activations(const std::function<bool(std::string_view unit)>& forward_only) {
+  const auto keep = [&](const std::vector<std::string>& units, std::vector<bool>& flags) {
+    for (size_t l = 0; l < flags.size(); ++l) flags[l] = flags[l] && !forward_only(units[l]);
+  };
+  keep(vision_units_, recompute_vision_);
+  keep(prefix_units_, recompute_prefix_);
+  keep(expert_units_, recompute_expert_);
 }
 
 void Pi05Model::register_all() {
@@ -158,9 +177,12 @@ void Pi05Model::register_all() {
   }
 }
 
-void Pi05Model::allocate(at::Device device) {
-  materialise(device,
-              [&](std::string_view name) { return pi05_parameter_dtype(config_, dtype_, name); });
+void Pi05Model::allocate(at::Device device, bool memory) {
+  materialise(
+      device, [&](std::string_view name) { return pi05_parameter_dtype(config_, dtype_, name); },
+      memory);
+  LS_CHECK(memory || !fp8_, ConfigError,
+           "train.fp8 does not work with sharded weights; use parallel.strategy ddp or zero1");
   if (fp8_ && device.type() != at::kMeta) use_fp8(device);
 }
 
@@ -185,14 +207,16 @@ void Pi05Model::use_fp8(at::Device device) {
 
 void Pi05Model::initialise(uint64_t seed, const PreciseSink& sink) {
   for_each_parameter([&](const std::string& name, at::Tensor& parameter) {
-    if (!sink || parameter.scalar_type() == at::kFloat || parameter.is_meta()) {
+    const bool memory = parameter.is_meta() || nn::has_memory(parameter);
+    LS_CHECK(memory || sink, InternalError, "pi05: '{}' has no memory to be initialised", name);
+    if (memory && (!sink || parameter.scalar_type() == at::kFloat || parameter.is_meta())) {
       initialise_parameter(name, parameter, seed);
       if (sink && !parameter.is_meta()) sink(name, parameter.detach());
       return;
     }
     at::Tensor precise = at::empty(parameter.sizes(), parameter.options().dtype(at::kFloat));
     initialise_parameter(name, precise, seed);
-    parameter.detach().copy_(precise);
+    if (memory) parameter.detach().copy_(precise);
     sink(name, precise);
   });
 }

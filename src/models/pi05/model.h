@@ -6,6 +6,7 @@
 
 #include <functional>
 #include <memory>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -21,6 +22,7 @@
 #include "nn/norm.h"
 #include "nn/rope.h"
 #include "nn/siglip.h"
+#include "nn/unit.h"
 
 namespace longship::models {
 
@@ -62,8 +64,8 @@ class Pi05Model : public nn::Module {
   /// Throws ConfigError for a recompute pattern that matches no unit.
   Pi05Model(const Pi05Config& config, const BuildOptions& options);
 
-  /// Gives every parameter uninitialised storage on `device`.
-  void allocate(at::Device device);
+  /// Gives every parameter uninitialised storage on `device`; without `memory` only the device.
+  void allocate(at::Device device, bool memory = true);
   /// Fills every parameter from (seed, name); `sink` gets the fp32 values before rounding.
   void initialise(uint64_t seed, const PreciseSink& sink);
 
@@ -112,6 +114,12 @@ class Pi05Model : public nn::Module {
   /// packed rows.
   std::function<void(std::string_view, const at::Tensor&)> tap;
 
+  /// Watches the units (plan.h says what belongs to which); null: nobody does.
+  nn::UnitHooks* hooks = nullptr;
+  /// Takes back the recomputation of units that no gradient passes (all before them frozen): their
+  /// backward pass would compute for nothing.
+  void keep_activations(const std::function<bool(std::string_view unit)>& forward_only);
+
   /// What the checkpoint held for the expert's unused lm_head, host; undefined: zeros are exported.
   at::Tensor expert_lm_head;
 
@@ -126,6 +134,7 @@ class Pi05Model : public nn::Module {
   };
   void register_all();
   void use_fp8(at::Device device);
+  void name_units();
   void choose_recomputed(const std::vector<std::string>& patterns);
   void initialise_parameter(const std::string& name, at::Tensor& parameter, uint64_t seed) const;
   void record(std::string_view name, const at::Tensor& tensor) const {
@@ -166,8 +175,9 @@ class Pi05Model : public nn::Module {
   std::unique_ptr<nn::Fp8Layers> fp8_;
   int64_t token_bucket_ = 1;
   bool pad_text_ = false;
-  std::vector<bool> recompute_vision_, recompute_joint_;  // per layer
-  mutable nn::RopeTable rope_;                            // [P, 1, head_dim / 2]
+  std::vector<bool> recompute_vision_, recompute_prefix_, recompute_expert_;  // per layer
+  std::vector<std::string> vision_units_, prefix_units_, expert_units_;       // names, per layer
+  mutable nn::RopeTable rope_;  // [P, 1, head_dim / 2]
   nn::SiglipTower vision_;
   nn::Linear projector_;
   at::Tensor embedding_;  // [vocab, width]

@@ -3,9 +3,13 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <charconv>
+#include <limits>
+#include <optional>
 
 #include "base/error.h"
 #include "base/strings.h"
+#include "nn/unit.h"
 
 namespace longship::models {
 namespace {
@@ -22,27 +26,77 @@ bool is_dead(std::string_view name, int64_t depth) {
          rest.starts_with("post_attention_layernorm.");
 }
 
-std::string unit_of(const std::string& name) {
-  const auto layer_after = [&](std::string_view prefix) {
-    const size_t begin = prefix.size();
-    return name.substr(begin, name.find('.', begin) - begin);
+constexpr std::string_view kVision =
+    "paligemma_with_expert.paligemma.model.vision_tower.vision_model.";
+constexpr std::string_view kExpertStream = "paligemma_with_expert.gemma_expert.model.";
+
+/// Layer and what follows it in a name "<prefix><layer>.<rest>".
+struct LayerName {
+  int64_t layer = 0;
+  std::string_view rest;
+};
+std::optional<LayerName> layer_name(std::string_view name, std::string_view prefix) {
+  if (!name.starts_with(prefix)) return std::nullopt;
+  name.remove_prefix(prefix.size());
+  LayerName out;
+  const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), out.layer);
+  LS_CHECK(error == std::errc(), InternalError, "no layer number in '{}'", name);
+  out.rest = name.substr(static_cast<size_t>(end - name.data()) + 1);
+  return out;
+}
+
+/// Where a parameter is read. `place` counts in the order in which data flows: nothing that is read
+/// at a lower place depends on this parameter.
+struct Use {
+  std::string unit;
+  int64_t place = 0;
+};
+
+Use use_of(std::string_view name, const Pi05Model& model) {
+  const int64_t vision = model.sizes().vision.depth, depth = model.sizes().depth;
+  const std::string root(nn::kRootUnit);
+  // Layers begin behind the norm that the layer before them applies.
+  const auto in_layer = [&](const LayerName& at, bool first_norm, int64_t begin, auto unit) -> Use {
+    const int64_t layer = first_norm ? at.layer - 1 : at.layer;
+    return {layer < 0 ? root : unit(layer), begin + layer};
   };
-  constexpr std::string_view kVision =
-      "paligemma_with_expert.paligemma.model.vision_tower.vision_model.";
-  const std::string vision_layer = fmt::format("{}encoder.layers.", kVision);
-  const std::string prefix_layer = fmt::format("{}layers.", kPrefixStream);
-  const std::string expert_layer = "paligemma_with_expert.gemma_expert.model.layers.";
-  if (name.starts_with(vision_layer)) return "vision." + layer_after(vision_layer);
-  if (name.starts_with(fmt::format("{}embeddings.", kVision))) return "vision.embeddings";
-  if (name.starts_with(kVision))
-    return "prefix.embeddings";  // post_layernorm, beside the projector
-  if (name.starts_with(prefix_layer)) return "joint." + layer_after(prefix_layer);
-  if (name.starts_with(expert_layer)) return "joint." + layer_after(expert_layer);
-  if (name.starts_with("paligemma_with_expert.paligemma.model.multi_modal_projector.") ||
-      name.starts_with("paligemma_with_expert.paligemma.lm_head.")) {
-    return "prefix.embeddings";
+  const std::string last_query =
+      fmt::format("{}layers.{}.self_attn.q_proj.weight", kPrefixStream, depth - 1);
+  if (is_dead(name, depth) || name == last_query) return {std::string(nn::kUnreadUnit), 0};
+  if (const auto at = layer_name(name, fmt::format("{}encoder.layers.", kVision))) {
+    return in_layer(*at, at->rest.starts_with("layer_norm1."), 1, pi05_vision_unit);
   }
-  return "heads";
+  if (name.starts_with(fmt::format("{}post_layernorm.", kVision)) && vision > 0) {
+    return {pi05_vision_unit(vision - 1), vision};
+  }
+  if (name.starts_with(kVision)) return {root, 0};
+  if (const auto at = layer_name(name, fmt::format("{}layers.", kPrefixStream))) {
+    return in_layer(*at, at->rest.starts_with("input_layernorm."), 2 + vision, pi05_prefix_unit);
+  }
+  if (name.starts_with("paligemma_with_expert.paligemma.")) return {root, 1 + vision};
+  const int64_t heads = 2 + vision + depth;
+  const bool modulation = name.find(".dense.") != std::string_view::npos;
+  if (modulation) return {root, heads};  // all in one product
+  if (const auto at = layer_name(name, fmt::format("{}layers.", kExpertStream))) {
+    return in_layer(*at, at->rest.starts_with("input_layernorm."), heads + 1, pi05_expert_unit);
+  }
+  if (name.starts_with(kExpertStream)) return {pi05_expert_unit(depth - 1), heads + depth};
+  return {root, name.starts_with("action_out_proj.") ? heads + depth + 1 : heads};
+}
+
+/// A unit takes part in the backward pass when something trainable is read before or in it.
+void assign_units(std::vector<ParamInfo>& parameters, const Pi05Model& model) {
+  int64_t first = std::numeric_limits<int64_t>::max();
+  std::vector<int64_t> places;
+  for (ParamInfo& info : parameters) {
+    Use use = use_of(info.name, model);
+    info.unit = std::move(use.unit);
+    places.push_back(use.place);
+    if (info.role == ParamRole::kTrainable) first = std::min(first, use.place);
+  }
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    parameters[i].forward_only = parameters[i].unit != nn::kRootUnit && places[i] < first;
+  }
 }
 
 }  // namespace
@@ -52,10 +106,20 @@ bool matches_parameter(std::string_view pattern, std::string_view name) {
   return name.size() > pattern.size() && name.starts_with(pattern) && name[pattern.size()] == '.';
 }
 
+std::string pi05_vision_unit(int64_t layer) {
+  return fmt::format("vision.{}", layer);
+}
+std::string pi05_prefix_unit(int64_t layer) {
+  return fmt::format("prefix.{}", layer);
+}
+std::string pi05_expert_unit(int64_t layer) {
+  return fmt::format("expert.{}", layer);
+}
+
 std::vector<Pi05Unit> pi05_units(const Pi05Model& model) {
   std::vector<Pi05Unit> units;
   for (const auto& [name, tensor] : model.named_parameters()) {
-    const std::string unit = unit_of(name);
+    const std::string unit = use_of(name, model).unit;
     const auto it =
         std::find_if(units.begin(), units.end(), [&](const Pi05Unit& u) { return u.name == unit; });
     if (it == units.end()) {
@@ -117,6 +181,7 @@ std::vector<ParamInfo> pi05_parameters(const Pi05Model& model) {
     return info.role == ParamRole::kTrainable;
   });
   LS_CHECK(any, ConfigError, "model.freeze leaves no parameter to train");
+  assign_units(out, model);
   return out;
 }
 

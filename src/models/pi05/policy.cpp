@@ -7,6 +7,8 @@
 #include <ATen/ops/zeros_like.h>
 #include <fmt/core.h>
 
+#include <algorithm>
+
 #include "base/error.h"
 #include "models/pi05/mapping.h"
 #include "models/pi05/plan.h"
@@ -45,10 +47,17 @@ Pi05Policy::Pi05Policy(const Pi05Config& config, const BuildOptions& options)
            "model.parity loongforge and model.loss_dims real average the loss over the real action "
            "dims, but model.action_dim is 0 and no dataset has set it");
   if (options.device.type() != at::kMeta) {
-    model_.allocate(options.device);
+    LS_CHECK(options.allocate || !options.initialise, InternalError,
+             "pi05: random weights need memory");
+    model_.allocate(options.device, options.allocate);
     if (options.initialise) model_.initialise(options.seed, {});
   }
   parameters_ = pi05_parameters(model_);
+  model_.keep_activations([&](std::string_view unit) {
+    return std::any_of(parameters_.begin(), parameters_.end(), [&](const ParamInfo& info) {
+      return info.unit == unit && info.forward_only;
+    });
+  });
   for (ParamInfo& info : parameters_) {
     info.tensor.set_requires_grad(info.role == ParamRole::kTrainable);
     const bool sparse = info.name == kPi05Embedding && model_.fused().embedding &&
@@ -63,6 +72,13 @@ Pi05Policy::Pi05Policy(const Pi05Config& config, const BuildOptions& options)
 
 std::vector<std::string> Pi05Policy::use_order() {
   return pi05_use_order(model_);
+}
+
+void Pi05Policy::attach(nn::UnitHooks* hooks) {
+  LS_CHECK(hooks == nullptr || model_.fp8() == nullptr, ConfigError,
+           "train.fp8 converts all weights at the start of a step and does not work with sharded "
+           "ones; use parallel.strategy ddp or zero1");
+  model_.hooks = hooks;
 }
 
 void Pi05Policy::initialise(uint64_t seed, const PreciseSink& sink) {
@@ -152,6 +168,9 @@ at::Tensor Pi05Policy::with_unreached_parameters(at::Tensor loss, const Pi05Batc
     const bool vision = name.find("vision_tower") != std::string_view::npos ||
                         name.find("multi_modal_projector") != std::string_view::npos;
     const bool prefix = name.starts_with("paligemma_with_expert.paligemma.");
+    // The parameters of layers that did not run may be elsewhere; whoever watches the layers knows
+    // that these have no gradient.
+    if (model_.hooks != nullptr && info.unit != nn::kRootUnit) continue;
     const bool unreached = (no_images && vision) || (no_text && name == kPi05Embedding) ||
                            (no_images && no_text && prefix);
     if (unreached) loss = loss + at::sum(info.tensor.flatten().narrow(0, 0, 1)).to(at::kFloat) * 0;
@@ -160,7 +179,10 @@ at::Tensor Pi05Policy::with_unreached_parameters(at::Tensor loss, const Pi05Batc
 }
 
 LossResult Pi05Policy::loss(const Batch& batch) {
-  const Pi05Batch& given = pi05_batch(batch);
+  return nn::run_root(model_.hooks, [&] { return loss_of(pi05_batch(batch)); });
+}
+
+LossResult Pi05Policy::loss_of(const Pi05Batch& given) {
   const std::optional<Pi05Batch> changed = with_augmented_pictures(given);
   const Pi05Batch& own = changed ? *changed : given;
   if (model_.fused().loss && !model_.tap && !own.dim_is_real.defined()) return fused_loss(own);
@@ -196,7 +218,10 @@ LossResult Pi05Policy::fused_loss(const Pi05Batch& batch) {
 }
 
 at::Tensor Pi05Policy::sample_draws(const Batch& batch, uint64_t seed, int64_t draws) {
-  const Pi05Batch& own = pi05_batch(batch);
+  return nn::run_root(model_.hooks, [&] { return draws_of(pi05_batch(batch), seed, draws); });
+}
+
+at::Tensor Pi05Policy::draws_of(const Pi05Batch& own, uint64_t seed, int64_t draws) const {
   const PrefixLayout where = model_.layout(own);
   const PrefixCache cache = model_.encode_prefix(own, where);
   std::vector<at::Tensor> chunks;
@@ -221,7 +246,9 @@ at::Tensor Pi05Policy::sample(const Batch& batch, const DrawKey& key) {
                        model_.config().horizon(), model_.sizes().max_action_dim,
                        own.token_ids.device());
   }
-  return real_dims(model_.integrate(model_.encode_prefix(own, where), where, own.state, noise));
+  return nn::run_root(model_.hooks, [&] {
+    return real_dims(model_.integrate(model_.encode_prefix(own, where), where, own.state, noise));
+  });
 }
 
 void Pi05Policy::load_weights(const std::filesystem::path& path, const PreciseSink& sink) {

@@ -22,6 +22,7 @@ class Pi05Policy : public Policy {
   void prepare(Batch& batch, const DrawKey& key) const override;
   void prepare_sampling(Batch& batch, const DrawKey& key) const override;
   void begin_step() override;
+  void attach(nn::UnitHooks* hooks) override;
   std::vector<NamedTensor> training_state() override;
   void load_training_state(std::span<const NamedTensor> state) override;
   std::vector<nn::Fp8Measurement> fp8_measurements() override;
@@ -45,6 +46,8 @@ class Pi05Policy : public Policy {
   /// get zero gradients.
   at::Tensor with_unreached_parameters(at::Tensor loss, const Pi05Batch& batch) const;
   at::Tensor real_dims(const at::Tensor& actions) const;
+  LossResult loss_of(const Pi05Batch& batch);
+  at::Tensor draws_of(const Pi05Batch& batch, uint64_t seed, int64_t draws) const;
   LossResult fused_loss(const Pi05Batch& batch);
 
   Pi05Model model_;
