@@ -150,7 +150,7 @@ std::unique_ptr<ProcessGroup> ProcessGroup::connect(const GroupOptions& options)
   try {
     shake_hands(*group->store_, handshake);
     group->world_ = group->make_communicator("world", launch.rank, all, options.cuda,
-                                              options.collective_timeout_s);
+                                             options.collective_timeout_s);
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
@@ -184,8 +184,8 @@ std::unique_ptr<Communicator> ProcessGroup::make_communicator(const std::string&
 }
 
 std::unique_ptr<Communicator> ProcessGroup::make_group(const std::string& name,
-                                                       const std::vector<int64_t>& ranks,
-                                                       bool cuda, std::optional<double> timeout_s) {
+                                                       const std::vector<int64_t>& ranks, bool cuda,
+                                                       std::optional<double> timeout_s) {
   const auto own = std::find(ranks.begin(), ranks.end(), rank());
   LS_CHECK(own != ranks.end(), InternalError, "group '{}': rank {} is not among {}", name, rank(),
            describe_ranks(ranks));

@@ -63,8 +63,8 @@ class ProcessGroup {
     return make_group(name, ranks, options_.cuda);
   }
   /// `cuda`: over NCCL, whatever world() uses. `timeout_s`: of its collectives instead of
-  /// collective_timeout_s, for ranks that may be apart for long; a rank that dies is noticed at once
-  /// all the same.
+  /// collective_timeout_s, for ranks that may be apart for long; a rank that dies is noticed at
+  /// once all the same.
   std::unique_ptr<Communicator> make_group(const std::string& name,
                                            const std::vector<int64_t>& ranks, bool cuda,
                                            std::optional<double> timeout_s = std::nullopt);

@@ -47,8 +47,8 @@ struct SaveParts {
   uint64_t bytes() const;
 };
 
-/// What this process writes. Alone it holds everything; of several (`sync`) each has its part of the
-/// state, and rank 0 all else: `contents` is read there only.
+/// What this process writes. Alone it holds everything; of several (`sync`) each has its part of
+/// the state, and rank 0 all else: `contents` is read there only.
 SaveParts collect_parts(const CheckpointContents& contents, models::Policy& policy,
                         const AdamW& optimizer, const TrainerState& state,
                         GradientSync* sync = nullptr);
@@ -71,8 +71,8 @@ std::filesystem::path save_checkpoint(CheckpointStore& store, const CheckpointCo
                                       const TrainerState& state);
 
 /// The inverse, from a checkpoint of any number of ranks and any strategy: frozen weights from
-/// model.safetensors, everything else from state/. Bitwise. Of several processes (`sync`) each reads
-/// its part of the state; call sync->begin_gather() afterwards.
+/// model.safetensors, everything else from state/. Bitwise. Of several processes (`sync`) each
+/// reads its part of the state; call sync->begin_gather() afterwards.
 void load_training_state(const std::filesystem::path& checkpoint, models::Policy& policy,
                          AdamW& optimizer, int64_t num_updates, const GradientSync* sync = nullptr);
 

@@ -56,8 +56,8 @@ class Parallel {
   /// Null with one process.
   dist::Communicator* data() const { return data_.get(); }
 
-  /// All processes over Gloo on the host, for a thread of its own whose collectives may wait as long
-  /// as a file system takes. Collective; must not outlive this object.
+  /// All processes over Gloo on the host, for a thread of its own whose collectives may wait as
+  /// long as a file system takes. Collective; must not outlive this object.
   std::unique_ptr<dist::Communicator> make_host_group(const std::string& name);
 
   // ---- Talk. Collective: every process makes the same calls in the same order. ----

@@ -1,7 +1,7 @@
 #include "runs.h"
 
-#include <fmt/core.h>
 #include <ATen/ops/empty.h>
+#include <fmt/core.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
