@@ -116,6 +116,18 @@ SaveParts collect_parts(const CheckpointContents& contents, models::Policy& poli
   return parts;
 }
 
+SaveParts share_of(SaveParts all, int64_t rank, int64_t world_size, const std::string& strategy) {
+  SaveParts out;
+  out.step = all.step;
+  out.strategy = strategy;
+  out.state = even_share(all.state, rank, world_size);
+  if (rank != 0) return out;
+  out.model = std::move(all.model);
+  out.policy_state = std::move(all.policy_state);
+  out.texts = std::move(all.texts);
+  return out;
+}
+
 uint64_t SaveParts::bytes() const {
   uint64_t sum = bytes_of(state) + bytes_of(model);
   for (const auto& [name, tensor] : policy_state) {

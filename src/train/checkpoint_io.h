@@ -46,10 +46,12 @@ struct SaveParts {
   uint64_t bytes() const;
 };
 
-/// The parts of a run in which this process holds everything. A rank of a group keeps its share of
-/// `state` (even_share()) and, unless it is rank 0, nothing else.
+/// The parts of a run in which this process holds everything.
 SaveParts collect_parts(const CheckpointContents& contents, models::Policy& policy,
                         const AdamW& optimizer, const TrainerState& state);
+/// What one of `world_size` ranks that all hold everything writes: its even share of the state;
+/// rank 0 the rest too.
+SaveParts share_of(SaveParts all, int64_t rank, int64_t world_size, const std::string& strategy);
 /// The tensors of the public checkpoint, with their source in the state where training changes
 /// them: the moving average when there is one, else the masters, cast to the parameters' dtype.
 std::vector<ExportTensor> export_plan(models::Policy& policy, const AdamW& optimizer);

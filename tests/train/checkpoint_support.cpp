@@ -40,12 +40,9 @@ std::vector<std::pair<std::string, at::Tensor>> known_state(int64_t step, bool w
 }
 
 SaveParts known_parts(int64_t step, int64_t rank, int64_t world_size, bool with_average) {
-  const std::vector<StateSlice> all = whole_slices(known_state(step, with_average));
   SaveParts parts;
   parts.step = step;
-  parts.strategy = "zero1";
-  parts.state = even_share(all, rank, world_size);
-  if (rank != 0) return parts;
+  parts.state = whole_slices(known_state(step, with_average));
   for (const auto& [name, shape] : kParameters) {
     ExportTensor t;
     t.spec = {name, io::DType::kBF16, shape};
@@ -60,7 +57,7 @@ SaveParts known_parts(int64_t step, int64_t rank, int64_t world_size, bool with_
   state.step = step;
   parts.texts = {{"config.yaml", "step: " + std::to_string(step) + "\n"},
                  {"state/trainer.json", to_json(state)}};
-  return parts;
+  return share_of(std::move(parts), rank, world_size, "zero1");
 }
 
 bool holds_known_state(const fs::path& checkpoint, int64_t step, bool with_average) {
