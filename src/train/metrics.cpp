@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cmath>
 #include <cstring>
+#include <exception>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -156,8 +157,14 @@ void MetricsLog::write(const MetricsRecord& r) {
   pending_ += to_json_line(r) + '\n';
   history_.emplace_back(r.step, r.loss);
   unless_full([&] {
-    append_from(run_dir_ / "metrics.jsonl", pending_);
-    if (events_) write_events(r);
+    std::exception_ptr failure;
+    try {
+      append_from(run_dir_ / "metrics.jsonl", pending_);
+    } catch (const Error&) {
+      failure = std::current_exception();
+    }
+    if (events_) write_events(r);  // keeps what it cannot write, too
+    if (failure) std::rethrow_exception(failure);
   });
 }
 

@@ -103,7 +103,7 @@ RunRequest fake_run(const std::filesystem::path& output_dir, int64_t world_size,
   return request;
 }
 
-std::map<std::string, at::Tensor> checkpoint_tensors(const fs::path& checkpoint,
+std::map<std::string, at::Tensor> checkpoint_tensors(const std::filesystem::path& checkpoint,
                                                      const std::string& which) {
   if (which == "model") return io::load_tensors(checkpoint / "model.safetensors");
   const io::ShardedState state = io::ShardedState::open(checkpoint / "state");
