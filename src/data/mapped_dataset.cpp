@@ -125,7 +125,8 @@ void MappedDataset::choose_cameras() {
   }
   std::map<std::string, std::string, std::less<>> native_cameras;
   std::set<std::string> used;
-  for (const auto& [slot, camera] : mapping_.cameras) {
+  for (const auto& entry : mapping_.cameras) {
+    const std::string &slot = entry.first, &camera = entry.second;
     if (camera.empty()) continue;
     const auto found = std::find_if(features_.begin(), features_.end(), [&](const Feature& f) {
       return f.name == camera && is_camera(f);

@@ -1,6 +1,8 @@
 // The quick part: two ranks. All of it at 1 to 4 ranks is in train_full_test.cpp.
 #include <gtest/gtest.h>
 
+#include <numeric>
+
 #include "mlp.h"
 
 namespace longship::dist {
@@ -13,7 +15,10 @@ constexpr double kLossBound = 2e-6;
 
 TEST(TrainTwoRanks, EveryStrategyFollowsTheSingleProcess) {
   const TrainResult reference = train_ranks(1, {});
-  EXPECT_LT(reference.losses.back(), 0.95 * reference.losses.front());
+  // The samples repeat after a few steps, so halves are compared.
+  const auto middle = reference.losses.begin() + kSteps / 2;
+  EXPECT_LT(std::accumulate(middle, reference.losses.end(), 0.0),
+            0.95 * std::accumulate(reference.losses.begin(), middle, 0.0));
   for (const int64_t micro : {1, 2}) {
     TrainOptions options;
     options.micro_batches = micro;

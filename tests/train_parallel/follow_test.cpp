@@ -33,12 +33,16 @@ class ParallelFollow : public ::testing::Test {
     EXPECT_EQ(left.size(), right.size());
     double worst = 0;
     for (const auto& [name, tensor] : left) {
+      // The true gradient of a key's bias is zero, which leaves noise for AdamW to scale up.
+      if (name.ends_with("k_proj.bias")) continue;
       const at::Tensor other = right.at(name);
       EXPECT_EQ(tensor.sizes(), other.sizes()) << name;
       EXPECT_EQ(tensor.scalar_type(), other.scalar_type()) << name;
       const double scale = other.abs().max().item<double>();
       if (scale == 0) continue;
-      worst = std::max(worst, tensor.sub(other).abs().max().item<double>() / scale);
+      const double error = tensor.sub(other).abs().max().item<double>() / scale;
+      if (error > kFp32StateBound) fmt::print("{} {} {:.2g} of {:.2g}\n", file, name, error, scale);
+      worst = std::max(worst, error);
     }
     return worst;
   }

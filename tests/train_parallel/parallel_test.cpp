@@ -142,15 +142,22 @@ TEST(ParallelPlan, BucketsAreCompleteInTheirOrder) {
       std::string text;
       const dist::BucketPlan plan = plan_gradients(parameters, recipe.parallel, 2);
       int64_t latest = -1, blocked = 0;
+      std::string last, names;
       for (const dist::Bucket& bucket : plan.buckets) {
         int64_t complete = -1;
         for (const dist::BucketSlot& slot : bucket.slots) {
           complete = std::max(complete, came.at(plan.params[static_cast<size_t>(slot.param)].name));
         }
-        if (complete < latest) ++blocked;
-        latest = std::max(latest, complete);
+        const std::string& name = plan.params[static_cast<size_t>(bucket.slots.front().param)].name;
+        if (complete < latest) {
+          ++blocked;
+          names += fmt::format("; {} behind {}", name, last);
+        } else {
+          latest = complete;
+          last = name;
+        }
       }
-      return fmt::format("{} of {} wait", blocked, plan.buckets.size());
+      return fmt::format("{} of {} wait{}", blocked, plan.buckets.size(), names);
     });
     ASSERT_EQ(ranks[0].exit_code, 0) << ranks[0].text;
     EXPECT_THAT(ranks[0].text, ::testing::StartsWith("0 of ")) << recompute;

@@ -1,5 +1,6 @@
 #include "runs.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <fmt/core.h>
 #include <gtest/gtest.h>
@@ -55,7 +56,7 @@ std::vector<RankOutcome> run_training(const RunRequest& request) {
       int interrupted = 0;
       in >> outcome.step >> interrupted;
       outcome.interrupted = interrupted != 0;
-      for (double loss = 0; in >> loss;) outcome.losses.push_back(loss);
+      for (std::string loss; in >> loss;) outcome.losses.push_back(std::stod(loss));  // also nan
     } else {
       outcome.error = rank.text;
     }
@@ -105,6 +106,7 @@ RunRequest fake_run(const std::filesystem::path& output_dir, int64_t world_size,
 
 std::map<std::string, at::Tensor> checkpoint_tensors(const std::filesystem::path& checkpoint,
                                                      const std::string& which) {
+  at::set_num_threads(1);  // a thread pool of this process would not survive the next fork
   if (which == "model") return io::load_tensors(checkpoint / "model.safetensors");
   const io::ShardedState state = io::ShardedState::open(checkpoint / "state");
   std::map<std::string, at::Tensor> out;

@@ -54,7 +54,7 @@ TEST(ParallelTorchrun, TrainsResumesAndSaysWhatItDoes) {
   const auto first = torchrun(run, 2, {"parallel.strategy=zero1", "train.stop_after=4"});
   ASSERT_EQ(first.exit_code, 0) << first.output;
   EXPECT_THAT(first.output, HasSubstr("zero1: process 0 of 2, started by torchrun"));
-  EXPECT_THAT(first.output, HasSubstr("8 (2 processes x 2 x 2)"));
+  EXPECT_THAT(first.output, HasSubstr("8 samples (2 processes x 2 x 2)"));
   EXPECT_THAT(first.output, HasSubstr("step 4/6"));
   // Rank 1 speaks in its own file.
   EXPECT_EQ(first.output.find("process 1 of 2"), std::string::npos);

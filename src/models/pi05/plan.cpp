@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <limits>
 #include <optional>
@@ -84,6 +85,26 @@ Use use_of(std::string_view name, const Pi05Model& model) {
   return {root, name.starts_with("action_out_proj.") ? heads + depth + 1 : heads};
 }
 
+/// Order of use inside a layer, whose last part is the norm before the next one.
+int64_t place_in_layer(std::string_view name) {
+  constexpr std::array<std::array<std::string_view, 3>, 6> kParts = {{
+      {".q_proj.", ".k_proj.", ".v_proj."},
+      {".o_proj.", ".out_proj.", ""},
+      {".post_attention_layernorm.", ".layer_norm2.", ""},
+      {".gate_proj.", ".up_proj.", ".fc1."},
+      {".down_proj.", ".fc2.", ""},
+      {".input_layernorm.", ".layer_norm1.", ".post_layernorm."},
+  }};
+  for (size_t i = 0; i < kParts.size(); ++i) {
+    for (const std::string_view part : kParts[i]) {
+      if (!part.empty() && name.find(part) != std::string_view::npos) {
+        return static_cast<int64_t>(i) + 1;
+      }
+    }
+  }
+  return name.find(".lm_head.") != std::string_view::npos ? 1 : 0;  // text comes behind pictures
+}
+
 /// A unit takes part in the backward pass when something trainable is read before or in it.
 void assign_units(std::vector<ParamInfo>& parameters, const Pi05Model& model) {
   int64_t first = std::numeric_limits<int64_t>::max();
@@ -132,21 +153,23 @@ std::vector<Pi05Unit> pi05_units(const Pi05Model& model) {
 }
 
 std::vector<std::string> pi05_use_order(const Pi05Model& model) {
-  // One product gives all modulations of a step, before anything else (Pi05Model::time_terms).
-  const auto stage = [](const std::string& name) {
-    if (name.starts_with("time_mlp_")) return 0;
-    if (name.find(".dense.") != std::string::npos) return 1;
-    if (name.find(".vision_tower.") != std::string::npos) return 2;
-    if (name.find(".multi_modal_projector.") != std::string::npos) return 3;
-    if (name.find(".lm_head.") != std::string::npos) return 4;
-    if (name.starts_with(kPrefixStream)) return 5;
-    if (name.starts_with("action_out_proj.")) return 8;
-    return name.starts_with("paligemma_with_expert.gemma_expert.") ? 7 : 6;
+  struct Named {
+    std::string name;
+    std::array<int64_t, 3> key;
   };
+  std::vector<Named> order;
+  for (const auto& [name, tensor] : model.named_parameters()) {
+    // One product gives all modulations of a step, before anything else (Pi05Model::time_terms).
+    const int64_t stage = name.starts_with("time_mlp_")               ? 0
+                          : name.find(".dense.") != std::string::npos ? 1
+                                                                      : 2;
+    const int64_t place = stage == 1 ? 0 : place_in_layer(name);
+    order.push_back({name, {stage, use_of(name, model).place, place}});
+  }
+  std::stable_sort(order.begin(), order.end(),
+                   [](const Named& a, const Named& b) { return a.key < b.key; });
   std::vector<std::string> names;
-  for (const auto& [name, tensor] : model.named_parameters()) names.push_back(name);
-  std::stable_sort(names.begin(), names.end(),
-                   [&](const std::string& a, const std::string& b) { return stage(a) < stage(b); });
+  for (Named& entry : order) names.push_back(std::move(entry.name));
   return names;
 }
 
