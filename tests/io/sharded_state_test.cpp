@@ -7,7 +7,7 @@
 #include <numeric>
 
 #include "base/error.h"
-#include "expect_error.h"
+#include "support/expect_error.h"
 #include "support/paths.h"
 
 namespace longship::io {
