@@ -42,6 +42,8 @@ GradReducer::GradReducer(Communicator& communicator, BucketPlan plan,
   views_.resize(params_.size());
   ready_.assign(params_.size(), 0);
   seen_.assign(params_.size(), 0);
+  wired_.assign(params_.size(), 0);
+  wire_views_.resize(params_.size());
   for (const Bucket& bucket : plan_.buckets) {
     BucketState state;
     const at::TensorOptions options =
@@ -60,6 +62,9 @@ GradReducer::GradReducer(Communicator& communicator, BucketPlan plan,
       const size_t p = static_cast<size_t>(slot.param);
       const at::Tensor& shape = bucket.external ? params_[p].external_grad : params_[p].param;
       views_[p] = state.flat.narrow(0, slot.offset, slot.numel).view(shape.sizes());
+      if (!state.wire.is_same(state.flat)) {
+        wire_views_[p] = state.wire.narrow(0, slot.offset, slot.numel).view(shape.sizes());
+      }
       state.expected += plan_.params[p].source == GradSource::kBackward ? 1 : 0;
     }
     buckets_.push_back(std::move(state));
@@ -131,6 +136,7 @@ void GradReducer::begin_step() {
   sending_ = false;
   next_ = 0;
   std::fill(seen_.begin(), seen_.end(), 0);
+  std::fill(wired_.begin(), wired_.end(), 0);
   for (size_t b = 0; b < buckets_.size(); ++b) {
     const bool copied = first_ == FirstGradient::kCopied && !plan_.buckets[b].external;
     if (!copied) buckets_[b].flat.zero_();
@@ -151,8 +157,27 @@ void GradReducer::take_over(size_t param) {
   const at::NoGradGuard no_grad;
   at::Tensor& grad = params_[param].param.mutable_grad();
   if (grad.data_ptr() == views_[param].data_ptr()) return;
-  views_[param].copy_(grad);
+  // In the only pass of a step, or the last one, nothing will be added to it any more.
+  wired_[param] = sending_ && wire_views_[param].defined() ? 1 : 0;
+  (wired_[param] != 0 ? wire_views_ : views_)[param].copy_(grad);
   grad = views_[param];
+}
+
+void GradReducer::fill_wire(size_t bucket) {
+  const BucketState& state = buckets_[bucket];
+  if (state.wire.is_same(state.flat)) return;
+  const std::vector<BucketSlot>& slots = plan_.buckets[bucket].slots;
+  const auto wired = [this](const BucketSlot& slot) {
+    return wired_[static_cast<size_t>(slot.param)] != 0;
+  };
+  if (std::none_of(slots.begin(), slots.end(), wired)) {
+    state.wire.copy_(state.flat);
+    return;
+  }
+  for (const BucketSlot& slot : slots) {
+    const size_t p = static_cast<size_t>(slot.param);
+    if (!wired(slot)) wire_views_[p].copy_(views_[p]);
+  }
 }
 
 // Gaps and unused parameters are zeros from the start and stay so; what no pass has written still
@@ -222,7 +247,7 @@ void GradReducer::send(int64_t index) {
   const at::NoGradGuard no_grad;
   BucketState& bucket = buckets_[static_cast<size_t>(index)];
   const std::string detail = fmt::format("bucket {}", index);
-  if (!bucket.wire.is_same(bucket.flat)) bucket.wire.copy_(bucket.flat);
+  fill_wire(static_cast<size_t>(index));
   bucket.handle = mode_ == ReduceMode::kAllReduce
                       ? communicator_.all_reduce(bucket.wire, ReduceOp::kMean, "grad", detail)
                       : communicator_.reduce_scatter(bucket.shard, bucket.wire, ReduceOp::kMean,

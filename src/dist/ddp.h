@@ -118,6 +118,7 @@ class GradReducer {
   void send_complete(bool include_external);
   void send(int64_t index);
   void take_over(size_t param);
+  void fill_wire(size_t bucket);
   void find_missing();
   void fill_unseen();
 
@@ -129,13 +130,15 @@ class GradReducer {
   FirstGradient first_ = FirstGradient::kAdded;
   std::vector<std::string> missing_names_;
   std::vector<BucketState> buckets_;
-  std::vector<at::Tensor> views_;  // by parameter; undefined for kNone
+  std::vector<at::Tensor> views_;       // by parameter; undefined for kNone
+  std::vector<at::Tensor> wire_views_;  // where the wire has another dtype than the gradients
 
   std::mutex mutex_;  // guards everything below: hooks run on autograd's threads
   bool sending_ = false;
   int64_t next_ = 0;         // first bucket that was not sent
   std::vector<char> ready_;  // by parameter, in this micro-batch
   std::vector<char> seen_;   // by parameter, in this step
+  std::vector<char> wired_;  // by parameter: its gradient of this step is in the wire already
 };
 
 /// Gives every rank rank 0's values, for the start of a run: all tensors one by one, counted as

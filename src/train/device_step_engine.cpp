@@ -65,7 +65,10 @@ class DeviceStepEngine : public StepEngine {
         copy_(runtime::Stream::make(options.device)),
         pool_(options.device) {
     if (options.sync != nullptr && options.graph == GraphMode::kPerMicrobatch) {
-      options_.sync->keep_gradients_in_place();
+      options_.sync->passes_are_captured();
+    }
+    if (options.sync != nullptr && options.graph == GraphMode::kFullIteration) {
+      options_.sync->steps_are_captured();
     }
     runtime::synchronize(options.device);  // weights were made on another stream
   }
@@ -147,8 +150,6 @@ void DeviceStepEngine::update(Exposed* exposed) {
   sync->combine_norm(optimizer_.norm());
   optimizer_.enqueue_update();
   sync->begin_gather();
-  // A captured step must end on its own stream.
-  if (options_.graph == GraphMode::kFullIteration) sync->wait_weights();
 }
 
 void DeviceStepEngine::whole_step(const Batches& batches, Exposed* exposed) {
@@ -187,6 +188,7 @@ void DeviceStepEngine::run_captured(Plan& plan, const Batches& batches, Pending&
       }
     }
     plan.graph->replay();
+    if (sync != nullptr) sync->begin_gather();
     facts_.graph_nodes = plan.graph->num_nodes();
     return;
   }

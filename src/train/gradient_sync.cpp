@@ -85,9 +85,34 @@ dist::BucketPlan plan_gradients(const std::vector<ParamInfo>& parameters,
   return dist::plan_buckets(std::move(specs), options);
 }
 
+// Weights that are on their way are waited for when the unit that reads them is about to run.
+class GradientSync::UnitWaits : public nn::UnitHooks {
+ public:
+  UnitWaits(dist::Zero1& zero1, const std::vector<ParamInfo>& parameters) : zero1_(zero1) {
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      parameters_[parameters[i].unit].push_back(static_cast<int64_t>(i));
+    }
+  }
+  void before_forward(std::string_view unit) override {
+    const auto found = parameters_.find(unit);
+    if (found == parameters_.end()) return;
+    for (const int64_t param : found->second) zero1_.wait_parameter(param);
+  }
+  void after_forward(std::string_view, bool, bool) override {}
+  void before_backward(std::string_view) override {}
+  void after_backward(std::string_view) override {}
+
+ private:
+  dist::Zero1& zero1_;
+  std::map<std::string, std::vector<int64_t>, std::less<>> parameters_;  // by unit
+};
+
 GradientSync::GradientSync(dist::Communicator& data, const ParallelSection& section,
                            models::Policy& policy)
-    : data_(data), parameters_(parameters_in_use_order(policy)), updated_(policy.parameters()) {
+    : data_(data),
+      policy_(policy),
+      parameters_(parameters_in_use_order(policy)),
+      updated_(policy.parameters()) {
   dist::BucketPlan plan = plan_gradients(parameters_, section, data.world_size());
   std::vector<dist::ReducedParam> tensors;
   for (size_t i = 0; i < parameters_.size(); ++i) {
@@ -122,9 +147,25 @@ GradientSync::GradientSync(dist::Communicator& data, const ParallelSection& sect
   for (const dist::ShardSlice& slice : zero1_->slices()) {
     updated_.push_back({slice.name, slice.weights, ParamRole::kTrainable});
   }
+  unit_waits_ = std::make_unique<UnitWaits>(*zero1_, parameters_);
+  try {
+    policy.attach(unit_waits_.get());
+  } catch (const ConfigError&) {
+    // Families without units, and FP8, which reads all weights before the first pass.
+    unit_waits_.reset();
+  }
 }
 
-GradientSync::~GradientSync() = default;
+GradientSync::~GradientSync() {
+  if (unit_waits_) policy_.attach(nullptr);
+}
+
+void GradientSync::passes_are_captured() {
+  reducer().set_first_gradient(dist::FirstGradient::kAdded);
+  if (!unit_waits_) return;
+  policy_.attach(nullptr);
+  unit_waits_.reset();
+}
 
 at::Tensor GradientSync::own_part(const std::string& name, const at::Tensor& whole) const {
   if (!sliced()) return whole;
@@ -160,7 +201,10 @@ std::vector<StateSlice> GradientSync::own_state(const AdamW& optimizer, bool loa
 
 void GradientSync::begin_step() {
   if (zero1_) {
-    zero1_->wait_parameters();
+    // A graph needs it in every replay, due or not.
+    if (gather_in_step_) zero1_->begin_gather();
+    gather_due_ = false;
+    if (!unit_waits_) zero1_->wait_parameters();
     // Others may have dropped them since.
     for (const dist::ShardSlice& slice : zero1_->slices()) {
       slice.weights.mutable_grad() = slice.grad;
@@ -170,6 +214,8 @@ void GradientSync::begin_step() {
 }
 
 void GradientSync::finish() {
+  // Also the weights of units that this batch did not reach.
+  if (zero1_) zero1_->wait_parameters();
   reducer().finish();
   if (sliced()) return;  // parts of a table are updated like any other
   for (const ParamInfo& info : parameters_) {
@@ -192,11 +238,15 @@ void GradientSync::combine_norm(const at::Tensor& norm) {
 }
 
 void GradientSync::begin_gather() {
-  if (zero1_) zero1_->begin_gather();
+  gather_due_ = gather_in_step_;
+  if (zero1_ && !gather_in_step_) zero1_->begin_gather();
 }
 
 void GradientSync::wait_weights() {
-  if (zero1_) zero1_->wait_parameters();
+  if (!zero1_) return;
+  if (gather_due_) zero1_->begin_gather();
+  gather_due_ = false;
+  zero1_->wait_parameters();
 }
 
 }  // namespace longship::train

@@ -2,7 +2,8 @@
 // What turns one process's gradients into those of all: ddp and zero1 around the optimizer.
 //
 // The step of an engine, in this order:
-//   begin_step()              weights are whole, gradients are zero and lie in their buckets
+//   begin_step()              gradients are gone, or zero in their buckets; with zero1 weights are
+//                             whole when their unit's turn comes in the forward pass
 //   begin_micro_batch(last)   before each forward and backward pass
 //   finish()                  gradients of what the optimizer updates are means over the ranks
 //   combine_norm()            zero1: the norm of all from that of each rank's part
@@ -60,9 +61,14 @@ class GradientSync {
   /// has all, otherwise (saving) an even share, or rank 0 has it.
   std::vector<StateSlice> own_state(const AdamW& optimizer, bool loading) const;
 
-  /// Gradients stay at their addresses between passes, for engines that capture one pass and replay
-  /// it for every micro-batch; otherwise a pass hands its own buffers over.
-  void keep_gradients_in_place() { reducer().set_first_gradient(dist::FirstGradient::kAdded); }
+  /// For engines that capture one pass and replay it for every micro-batch: gradients stay at their
+  /// addresses (otherwise a pass hands its own buffers over), and all weights are whole before the
+  /// first pass (otherwise before the unit that reads them).
+  void passes_are_captured();
+  /// For engines that capture whole steps: weights are gathered at the begin of the next step, a
+  /// part of the same graph, instead of behind the update. begin_gather() only notes then that they
+  /// are due, and is called after every replay too.
+  void steps_are_captured() { gather_in_step_ = true; }
   void begin_step();
   void begin_micro_batch(bool last) { reducer().begin_micro_batch(last); }
   /// In place of hooks, where the passes were replayed from a graph: every gradient of the last
@@ -77,7 +83,8 @@ class GradientSync {
   /// The same in place on the device, fp64 [1], without the host; only with sums_norm().
   void combine_norm(const at::Tensor& norm);
   void begin_gather();
-  /// All weights are whole (on CUDA: for work on the current stream).
+  /// All weights are whole (on CUDA: for work on the current stream). Collective where they are
+  /// due.
   void wait_weights();
 
   /// Trainable parameters that got no gradient on this rank in the last step.
@@ -89,16 +96,20 @@ class GradientSync {
   struct Piece {
     int64_t rank = 0, begin = 0, end = 0;
   };
+  class UnitWaits;
   dist::GradReducer& reducer() { return zero1_ ? zero1_->reducer() : *ddp_; }
   const dist::GradReducer& reducer() const { return const_cast<GradientSync*>(this)->reducer(); }
 
   dist::Communicator& data_;
+  models::Policy& policy_;
   std::vector<models::ParamInfo> parameters_;  // in the order of the plan
   std::vector<models::ParamInfo> updated_;
   std::map<std::string, size_t> index_;     // by name
   std::vector<std::vector<Piece>> pieces_;  // zero1: by parameter; empty for those in no bucket
   std::unique_ptr<dist::GradReducer> ddp_;
   std::unique_ptr<dist::Zero1> zero1_;
+  std::unique_ptr<UnitWaits> unit_waits_;  // null: all weights are waited for before the passes
+  bool gather_in_step_ = false, gather_due_ = false;
 };
 
 }  // namespace longship::train

@@ -46,6 +46,13 @@ TEST(TrainTwoRanks, CopiedFirstGradientsAreTheSameBits) {
       const TrainResult copied = train_ranks(2, options);
       EXPECT_EQ(copied.losses, added.losses) << micro;
       EXPECT_EQ(copied.weights, added.weights) << micro;
+      // Also where they go straight into a wire of another type.
+      options.reduce_dtype = at::kBFloat16;
+      const TrainResult wired = train_ranks(2, options);
+      options.first_gradient = FirstGradient::kAdded;
+      const TrainResult unwired = train_ranks(2, options);
+      EXPECT_EQ(wired.losses, unwired.losses) << micro;
+      EXPECT_EQ(wired.weights, unwired.weights) << micro;
     }
   }
 }

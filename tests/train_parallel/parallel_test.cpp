@@ -118,6 +118,64 @@ TEST(ParallelPlan, FlatWeightsKeepStacksTogether) {
   }
 }
 
+// zero1: the weights of a unit are waited for when its turn comes, not before; engines that capture
+// steps gather inside the step.
+TEST(ParallelPlan, WeightsAreWaitedForUnitByUnit) {
+  const auto ranks = dist::run_world(2, [](const dist::LaunchInfo& launch) -> std::string {
+    const auto group = dist::ProcessGroup::connect(dist::test_options(launch));
+    const Recipe recipe = testing::tiny_pi05(
+        "runs/x", {"parallel.strategy=zero1", "parallel.bucket_mb=0.02", "train.threads=1"});
+    recipe.model->bind_dataset(*open_dataset(recipe));
+    const auto policy = recipe.family->build(*recipe.model, build_options(recipe, at::kCPU));
+    policy->initialise(1, {});
+    GradientSync sync(group->world(), recipe.parallel, *policy);
+    const auto counts = [&] {  // gathers launched, and waited for
+      std::pair<size_t, size_t> out;
+      for (const dist::FlightEntry& entry : group->world().flight_record()) {
+        if (!entry.name.starts_with("params")) continue;
+        ++out.first;
+        out.second += entry.waited_s >= 0 ? 1 : 0;
+      }
+      return out;
+    };
+    const auto batch = recipe.family->synthetic_batch(*recipe.model, {2, 1, 10}, 3);
+    const size_t all = sync.plan().buckets.size();
+    std::string text = all > 5 ? "" : "few buckets ";
+    const auto expect = [&](size_t launched, size_t waited, const char* what) {
+      const auto [have, awaited] = counts();
+      if (have == launched && awaited == waited) return;
+      text += fmt::format("{}: {} and {} of {} and {}; ", what, have, awaited, launched, waited);
+    };
+    const auto pass = [&] {
+      sync.begin_micro_batch(true);
+      policy->loss(*batch, {1, 2}).loss.backward();
+    };
+    sync.begin_gather();
+    sync.begin_step();
+    expect(all, 0, "before the pass");
+    pass();
+    expect(all, all, "after the pass");
+    sync.finish();
+    sync.steps_are_captured();
+    sync.begin_gather();
+    expect(all, all, "noted");
+    sync.begin_step();
+    expect(2 * all, all, "inside the step");
+    pass();
+    sync.finish();
+    expect(2 * all, 2 * all, "after the step");
+    sync.begin_gather();
+    sync.wait_weights();
+    expect(3 * all, 3 * all, "whole for a checkpoint");
+    group->close();
+    return text;
+  });
+  for (const dist::RankResult& rank : ranks) {
+    EXPECT_EQ(rank.exit_code, 0);
+    EXPECT_EQ(rank.text, "");
+  }
+}
+
 // Buckets are sent in the order of the plan, so one that is complete late keeps those behind it
 // from being sent beside the backward pass.
 TEST(ParallelPlan, BucketsAreCompleteInTheirOrder) {
