@@ -186,7 +186,10 @@ std::vector<UnitShard> plan_units(const std::vector<ParamSpec>& params, int64_t 
       found = units.insert(
           units.end(), UnitShard{p.unit, p.dtype, trainable, external, p.gradient_dtype(), {}, 0});
     }
-    append(found->slots, found->numel, static_cast<int64_t>(i), p.numel, unit_alignment(*found));
+    const bool behind = p.stack >= 0 && !found->slots.empty() &&
+                        params[static_cast<size_t>(found->slots.back().param)].stack == p.stack;
+    append(found->slots, found->numel, static_cast<int64_t>(i), p.numel,
+           behind ? 1 : unit_alignment(*found));
   }
   for (UnitShard& unit : units) {
     unit.numel = round_up(unit.numel, unit_alignment(unit) * shard_size);
@@ -243,14 +246,21 @@ std::vector<int64_t> keep_stacks_together(std::vector<ParamSpec>& params,
   for (size_t i = 0; i < params.size(); ++i) index[params[i].name] = static_cast<int64_t>(i);
   std::map<int64_t, std::vector<int64_t>> behind;  // first of a stack -> all of it
   std::set<int64_t> moved;
+  int64_t number = 0;
   for (const std::vector<std::string>& stack : stacks) {
-    std::vector<int64_t> members;
+    std::map<std::pair<std::string, GradSource>, std::vector<int64_t>> alike;
     for (const std::string& name : stack) {
-      if (const auto at = index.find(name); at != index.end()) members.push_back(at->second);
+      const auto at = index.find(name);
+      if (at == index.end()) continue;
+      const ParamSpec& p = params[static_cast<size_t>(at->second)];
+      alike[{p.unit, p.source}].push_back(at->second);
     }
-    if (members.empty()) continue;
-    moved.insert(members.begin(), members.end());
-    behind[*std::min_element(members.begin(), members.end())] = members;
+    for (auto& [kind, members] : alike) {
+      for (const int64_t i : members) params[static_cast<size_t>(i)].stack = number;
+      ++number;
+      moved.insert(members.begin(), members.end());
+      behind[*std::min_element(members.begin(), members.end())] = std::move(members);
+    }
   }
   std::vector<int64_t> order;
   for (int64_t i = 0; i < static_cast<int64_t>(params.size()); ++i) {

@@ -38,7 +38,7 @@ struct ParamSpec {
   c10::ScalarType grad_dtype = c10::ScalarType::Undefined;  // Undefined: that of the parameter
   /// Parameters with the same number are multiplied as one (nn::Module::register_stack): their
   /// gradients, or flat weights, lie behind each other without gaps in the order of this list.
-  /// -1: alone.
+  /// -1: alone. keep_stacks_together() sets it.
   int64_t stack = -1;
   bool forward_only = false;  // no gradient passes through its unit, which is frozen
   c10::ScalarType gradient_dtype() const {
@@ -116,8 +116,8 @@ struct UnitShard {
   int64_t shard_numel(int64_t shard_size) const { return numel / shard_size; }
   bool operator==(const UnitShard&) const = default;
 };
-/// In order of first use, `shard_size` ranks to a flat space. Members of a stack stay adjacent when
-/// `params` has them so (keep_stacks_together()).
+/// In order of first use, `shard_size` ranks to a flat space. Members of a stack that follow each
+/// other in `params` (keep_stacks_together()) do so without gaps.
 std::vector<UnitShard> plan_units(const std::vector<ParamSpec>& params, int64_t shard_size);
 
 /// FSDP's units and their flat spaces.
@@ -140,8 +140,10 @@ struct ShardPlan {
 /// and for a unit that is partly forward_only.
 ShardPlan plan_shards(std::vector<ParamSpec> params, int64_t shard_size);
 
-/// Moves the parameters of each stack (nn::Module::stacks(), by name) behind its first one. Names
-/// that are no parameter are ignored. Returns the place of each new parameter in the old list.
+/// Moves the parameters of each stack (nn::Module::stacks(), by name) behind its first one and
+/// numbers the stacks. Members that differ in unit or source of gradients lie in different flat
+/// tensors, so they are stacks of their own here. Names that are no parameter are ignored. Returns
+/// the place of each new parameter in the old list.
 std::vector<int64_t> keep_stacks_together(std::vector<ParamSpec>& params,
                                           const std::vector<std::vector<std::string>>& stacks);
 

@@ -1,7 +1,5 @@
 #include "train/assembly.h"
 
-#include <set>
-
 #include "train/checkpoint_io.h"
 #include "train/session.h"
 
@@ -9,23 +7,26 @@ namespace longship::train {
 
 Assembly assemble(const Recipe& bound, at::Device device, Parallel* parallel) {
   Assembly out;
-  out.policy = bound.family->build(*bound.model, build_options(bound, device));
+  const bool several = parallel != nullptr && parallel->distributed();
+  models::BuildOptions build = build_options(bound, device);
+  // No process ever holds all weights then: they come tensor by tensor, and each keeps its part.
+  build.allocate = !several || !shards_weights(bound.parallel);
+  out.policy = bound.family->build(*bound.model, build);
   AdamWConfig config = bound.optim.adamw();
   config.fused = bound.perf.fused_optimizer;
   std::vector<std::string> trained;
   for (const models::ParamInfo& info : out.policy->parameters()) {
     if (info.role != models::ParamRole::kFrozen) trained.push_back(info.name);
   }
-  if (parallel != nullptr && parallel->distributed()) {
-    out.sync = std::make_unique<GradientSync>(*parallel->data(), bound.parallel, *out.policy);
+  if (several) {
+    out.sync =
+        make_gradient_sync(*parallel->data(), parallel->replicas(), bound.parallel, *out.policy);
   }
   out.optimizer = std::make_unique<AdamW>(out.sync ? out.sync->updated() : out.policy->parameters(),
                                           config, trained);
-  std::set<std::string> updated;
-  for (const AdamW::Entry& entry : out.optimizer->entries()) updated.insert(entry.name);
   const models::PreciseSink sink = [&](const std::string& name, const at::Tensor& value) {
-    if (!updated.contains(name)) return;
-    out.optimizer->set_master(name, out.sync ? out.sync->own_part(name, value) : value);
+    if (out.sync) return out.sync->set_values(*out.optimizer, name, value);
+    out.optimizer->set_master(name, value);
   };
   fill_weights(*out.policy, bound, sink);
   StepEngineOptions options;

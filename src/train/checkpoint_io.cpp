@@ -63,11 +63,15 @@ void fill_weights(models::Policy& policy, const Recipe& recipe, const models::Pr
   policy.load_weights(weights, sink);
 }
 
-std::vector<ExportTensor> export_plan(models::Policy& policy, const AdamW& optimizer) {
+std::vector<ExportTensor> export_plan(models::Policy& policy, const AdamW& optimizer, bool whole) {
   std::map<std::string, at::Tensor> updated;  // the model's parameters
-  std::set<const void*> trained;              // memory that updates change
+  std::set<std::string> frozen;
+  std::set<const void*> trained;  // memory that updates change
   for (const models::ParamInfo& info : policy.parameters()) {
-    if (info.role == models::ParamRole::kFrozen) continue;
+    if (info.role == models::ParamRole::kFrozen) {
+      frozen.insert(info.name);
+      continue;
+    }
     updated[info.name] = info.tensor;
     trained.insert(info.tensor.storage().data());
   }
@@ -81,7 +85,12 @@ std::vector<ExportTensor> export_plan(models::Policy& policy, const AdamW& optim
                               found->second.const_data_ptr() == t.tensor.const_data_ptr();
     if (is_parameter) {
       e.source = (optimizer.has_ema() ? "ema." : "weights.") + t.name;
+    } else if (!whole && frozen.contains(t.name)) {
+      e.source = "param." + t.name;
     } else {
+      LS_CHECK(whole || t.tensor.numel() == 0 || t.tensor.storage().nbytes() > 0, InternalError,
+               "the exported '{}' is made from parameters that no process holds as a whole",
+               t.name);
       LS_CHECK(found == updated.end(), InternalError,
                "the exported '{}' is not the parameter of that name", t.name);
       e.literal = t.tensor.detach();
@@ -113,10 +122,10 @@ SaveParts collect_parts(const CheckpointContents& contents, models::Policy& poli
   if (sync != nullptr) {
     parts.strategy = sync->strategy();
     sync->wait_weights();
-    if (sync->communicator().rank() != 0) return parts;
+    if (!sync->first()) return parts;
   }
   const Recipe& recipe = *contents.recipe;
-  parts.model = export_plan(policy, optimizer);
+  parts.model = export_plan(policy, optimizer, sync == nullptr || sync->has_whole_weights());
   for (models::NamedTensor& t : policy.training_state()) {
     parts.policy_state.emplace_back(t.name, t.tensor);
   }
@@ -190,8 +199,14 @@ std::vector<io::TensorSpec> expected_state(models::Policy& policy, bool has_ema)
 }  // namespace
 
 void load_training_state(const fs::path& checkpoint, models::Policy& policy, AdamW& optimizer,
-                         int64_t num_updates, const GradientSync* sync) {
-  policy.load_weights(checkpoint, {});
+                         int64_t num_updates, GradientSync* sync) {
+  models::PreciseSink sink;
+  if (sync != nullptr) {
+    sink = [&](const std::string& name, const at::Tensor& value) {
+      sync->set_values(optimizer, name, value);
+    };
+  }
+  policy.load_weights(checkpoint, sink);
   const io::ShardedState stored = io::ShardedState::open(checkpoint / "state");
   check_state(stored, expected_state(policy, optimizer.has_ema()));
   // The slices are the optimizer's own tensors.

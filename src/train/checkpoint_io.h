@@ -54,9 +54,11 @@ SaveParts collect_parts(const CheckpointContents& contents, models::Policy& poli
                         GradientSync* sync = nullptr);
 /// The tensors of the public checkpoint, with their source in the state where training changes
 /// them: the moving average when there is one, else the masters, cast to the parameters' dtype. The
-/// optimizer may update parts of the parameters. Throws InternalError for a family that derives an
-/// exported tensor from several parameters where there is a moving average in parts.
-std::vector<ExportTensor> export_plan(models::Policy& policy, const AdamW& optimizer);
+/// optimizer may update parts of the parameters. `whole`: whether the policy holds its parameters;
+/// where it does not, frozen ones are "param.<name>" of the state. Throws InternalError for a
+/// family that derives an exported tensor from several parameters where no process holds these.
+std::vector<ExportTensor> export_plan(models::Policy& policy, const AdamW& optimizer,
+                                      bool whole = true);
 
 /// Writes step_N by all ranks of the group: model.safetensors (public names, the parameters' dtype;
 /// the moving average when there is one; streamed from the state), config.json, config.yaml,
@@ -72,8 +74,8 @@ std::filesystem::path save_checkpoint(CheckpointStore& store, const CheckpointCo
 
 /// The inverse, from a checkpoint of any number of ranks and any strategy: frozen weights from
 /// model.safetensors, everything else from state/. Bitwise. Of several processes (`sync`) each
-/// reads its part of the state; call sync->begin_gather() afterwards.
+/// reads its part of the state; call sync->weights_changed() afterwards.
 void load_training_state(const std::filesystem::path& checkpoint, models::Policy& policy,
-                         AdamW& optimizer, int64_t num_updates, const GradientSync* sync = nullptr);
+                         AdamW& optimizer, int64_t num_updates, GradientSync* sync = nullptr);
 
 }  // namespace longship::train

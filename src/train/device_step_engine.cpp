@@ -34,7 +34,7 @@ struct Plan {
   std::unique_ptr<runtime::CapturedGraph> graph;
   bool ran = false;  // once eagerly, so that libraries have made their plans and workspaces
   /// Collectives inside the graph, which the communicator does not see when it is replayed.
-  std::map<std::string, dist::CollectiveCounter> traffic;
+  GradientSync::Traffic traffic;
 };
 
 /// Where the device stops to wait for other processes, and goes on.
@@ -149,7 +149,7 @@ void DeviceStepEngine::update(Exposed* exposed) {
   optimizer_.enqueue_norm();
   sync->combine_norm(optimizer_.norm());
   optimizer_.enqueue_update();
-  sync->begin_gather();
+  sync->weights_changed();
 }
 
 void DeviceStepEngine::whole_step(const Batches& batches, Exposed* exposed) {
@@ -178,17 +178,15 @@ void DeviceStepEngine::run_captured(Plan& plan, const Batches& batches, Pending&
   if (options_.graph == GraphMode::kFullIteration) {
     for (size_t m = 0; m < batches.size(); ++m) plan.inputs[m]->copy_values(*batches[m]);
     if (plan.graph) {
-      if (sync != nullptr) sync->communicator().count_again(plan.traffic);
+      if (sync != nullptr) sync->count_again(plan.traffic);
     } else {
       if (sync == nullptr) optimizer_.zero_grad(GradReset::kDrop);
-      const auto before = sync == nullptr ? plan.traffic : sync->communicator().counters();
+      const auto before = sync == nullptr ? plan.traffic : sync->traffic();
       capture(plan, [&] { whole_step(plan.inputs, nullptr); });
-      if (sync != nullptr) {
-        plan.traffic = dist::difference(sync->communicator().counters(), before);
-      }
+      if (sync != nullptr) plan.traffic = sync->traffic_since(before);
     }
     plan.graph->replay();
-    if (sync != nullptr) sync->begin_gather();
+    if (sync != nullptr) sync->weights_changed();
     facts_.graph_nodes = plan.graph->num_nodes();
     return;
   }

@@ -1,14 +1,13 @@
 #include "train/gradient_sync.h"
 
-#include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
-#include <fmt/format.h>
+#include <ATen/ops/sum.h>
 
 #include <algorithm>
-#include <cmath>
-#include <limits>
 
 #include "base/error.h"
+#include "train/parallel.h"
+#include "train/replicated_sync.h"
+#include "train/sharded_sync.h"
 
 namespace longship::train {
 namespace {
@@ -20,29 +19,6 @@ using models::ParamRole;
 GradSource source_of(const ParamInfo& info) {
   if (info.role != ParamRole::kTrainable) return GradSource::kNone;
   return info.row_sparse ? GradSource::kExternal : GradSource::kBackward;
-}
-
-// Numbers parameters that lie behind each other in one allocation, in ascending order there.
-void number_stacks(const std::vector<ParamInfo>& parameters, std::vector<dist::ParamSpec>& specs) {
-  std::map<const void*, std::vector<size_t>> by_storage;
-  for (size_t i = 0; i < parameters.size(); ++i) {
-    if (source_of(parameters[i]) != GradSource::kBackward) continue;
-    by_storage[parameters[i].tensor.storage().data()].push_back(i);
-  }
-  int64_t stack = 0;
-  for (auto& [storage, members] : by_storage) {
-    if (members.size() < 2) continue;
-    // The plan keeps the order of the list, so a stack that the model lists otherwise is none.
-    bool behind = true;
-    for (size_t k = 1; k < members.size(); ++k) {
-      const at::Tensor& before = parameters[members[k - 1]].tensor;
-      const char* end = static_cast<const char*>(before.const_data_ptr()) + before.nbytes();
-      behind = behind && parameters[members[k]].tensor.const_data_ptr() == end;
-    }
-    if (!behind) continue;
-    for (const size_t i : members) specs[i].stack = stack;
-    ++stack;
-  }
 }
 
 }  // namespace
@@ -64,19 +40,28 @@ std::vector<ParamInfo> parameters_in_use_order(models::Policy& policy) {
   return out;
 }
 
-dist::BucketPlan plan_gradients(const std::vector<ParamInfo>& parameters,
-                                const ParallelSection& section, int64_t world_size) {
-  std::vector<dist::ParamSpec> specs;
-  for (const ParamInfo& info : parameters) {
+PlannedParameters parameters_to_plan(models::Policy& policy) {
+  const std::vector<ParamInfo> ordered = parameters_in_use_order(policy);
+  PlannedParameters out;
+  for (const ParamInfo& info : ordered) {
     dist::ParamSpec spec;
     spec.name = info.name;
     spec.numel = info.tensor.numel();
     spec.dtype = info.tensor.scalar_type();
+    spec.unit = info.unit;
+    spec.forward_only = info.forward_only;
     spec.source = source_of(info);
     if (info.row_sparse) spec.grad_dtype = info.row_sparse->grad.scalar_type();
-    specs.push_back(std::move(spec));
+    out.specs.push_back(std::move(spec));
   }
-  number_stacks(parameters, specs);
+  for (const int64_t i : dist::keep_stacks_together(out.specs, policy.module().stacks())) {
+    out.infos.push_back(ordered[static_cast<size_t>(i)]);
+  }
+  return out;
+}
+
+dist::BucketPlan plan_gradients(std::vector<dist::ParamSpec> specs, const ParallelSection& section,
+                                int64_t world_size) {
   dist::PlanOptions options;
   options.world_size = world_size;
   options.bucket_bytes = static_cast<int64_t>(section.bucket_mb * (1 << 20));
@@ -85,168 +70,43 @@ dist::BucketPlan plan_gradients(const std::vector<ParamInfo>& parameters,
   return dist::plan_buckets(std::move(specs), options);
 }
 
-// Weights that are on their way are waited for when the unit that reads them is about to run.
-class GradientSync::UnitWaits : public nn::UnitHooks {
- public:
-  UnitWaits(dist::Zero1& zero1, const std::vector<ParamInfo>& parameters) : zero1_(zero1) {
-    for (size_t i = 0; i < parameters.size(); ++i) {
-      parameters_[parameters[i].unit].push_back(static_cast<int64_t>(i));
-    }
-  }
-  void before_forward(std::string_view unit) override {
-    const auto found = parameters_.find(unit);
-    if (found == parameters_.end()) return;
-    for (const int64_t param : found->second) zero1_.wait_parameter(param);
-  }
-  void after_forward(std::string_view, bool, bool) override {}
-  void before_backward(std::string_view) override {}
-  void after_backward(std::string_view) override {}
-
- private:
-  dist::Zero1& zero1_;
-  std::map<std::string, std::vector<int64_t>, std::less<>> parameters_;  // by unit
-};
-
-GradientSync::GradientSync(dist::Communicator& data, const ParallelSection& section,
-                           models::Policy& policy)
-    : data_(data),
-      policy_(policy),
-      parameters_(parameters_in_use_order(policy)),
-      updated_(policy.parameters()) {
-  dist::BucketPlan plan = plan_gradients(parameters_, section, data.world_size());
-  std::vector<dist::ReducedParam> tensors;
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    const ParamInfo& info = parameters_[i];
-    index_.emplace(info.name, i);
-    tensors.push_back({info.tensor, info.row_sparse ? info.row_sparse->grad : at::Tensor()});
-  }
-  // Which parameters a batch reaches may depend on what is in it, and differ between the ranks.
-  constexpr auto kMissing = dist::MissingGradients::kZeros;
-  if (section.strategy == "ddp") {
-    ddp_ = std::make_unique<dist::GradReducer>(data, std::move(plan), std::move(tensors),
-                                               dist::ReduceMode::kAllReduce, kMissing);
-    reducer().set_first_gradient(dist::FirstGradient::kCopied);
-    return;
-  }
-  LS_CHECK(section.strategy == "zero1", InternalError, "no gradients are exchanged with '{}'",
-           section.strategy);
-  pieces_.resize(parameters_.size());
-  for (int64_t rank = 0; rank < data.world_size(); ++rank) {
-    const std::vector<dist::OwnedSlice> owned = dist::owned_slices(plan, rank);
-    LS_CHECK(!owned.empty(), ConfigError,
-             "parallel.strategy: the model is too small to divide its optimizer's state among {} "
-             "processes; use ddp, or fewer processes",
-             data.world_size());
-    for (const dist::OwnedSlice& slice : owned) {
-      pieces_[static_cast<size_t>(slice.param)].push_back({rank, slice.begin, slice.end});
-    }
-  }
-  zero1_ = std::make_unique<dist::Zero1>(data, std::move(plan), std::move(tensors), kMissing);
-  reducer().set_first_gradient(dist::FirstGradient::kCopied);
-  std::erase_if(updated_, [](const ParamInfo& p) { return p.role != ParamRole::kDecayOnly; });
-  for (const dist::ShardSlice& slice : zero1_->slices()) {
-    updated_.push_back({slice.name, slice.weights, ParamRole::kTrainable});
-  }
-  unit_waits_ = std::make_unique<UnitWaits>(*zero1_, parameters_);
-  try {
-    policy.attach(unit_waits_.get());
-  } catch (const ConfigError&) {
-    // Families without units, and FP8, which reads all weights before the first pass.
-    unit_waits_.reset();
-  }
+bool GradientSync::first() const {
+  const std::vector<dist::Communicator*> all = communicators();
+  return std::all_of(all.begin(), all.end(),
+                     [](const dist::Communicator* one) { return one->rank() == 0; });
 }
 
-GradientSync::~GradientSync() {
-  if (unit_waits_) policy_.attach(nullptr);
-}
-
-void GradientSync::passes_are_captured() {
-  reducer().set_first_gradient(dist::FirstGradient::kAdded);
-  if (!unit_waits_) return;
-  policy_.attach(nullptr);
-  unit_waits_.reset();
-}
-
-at::Tensor GradientSync::own_part(const std::string& name, const at::Tensor& whole) const {
-  if (!sliced()) return whole;
-  const std::vector<Piece>& pieces = pieces_[index_.at(name)];
-  if (pieces.empty()) return whole;
-  for (const Piece& piece : pieces) {
-    if (piece.rank != data_.rank()) continue;
-    return whole.reshape({-1}).narrow(0, piece.begin, piece.end - piece.begin);
-  }
-  return {};
-}
-
-std::vector<StateSlice> GradientSync::own_state(const AdamW& optimizer, bool loading) const {
-  std::vector<StateSlice> slices = whole_slices(optimizer.state());
-  if (!sliced()) {
-    return loading ? slices : even_share(slices, data_.rank(), data_.world_size());
-  }
-  std::vector<StateSlice> out;
-  for (StateSlice& slice : slices) {
-    const size_t index = index_.at(slice.name.substr(slice.name.find('.') + 1));
-    const std::vector<Piece>& pieces = pieces_[index];
-    if (pieces.empty() && !loading && data_.rank() != 0) continue;
-    for (const Piece& piece : pieces) {
-      if (piece.rank != data_.rank()) continue;
-      slice.begin = piece.begin;
-      slice.end = piece.end;
-      slice.shape = parameters_[index].tensor.sizes().vec();
-    }
-    out.push_back(std::move(slice));
-  }
+GradientSync::Traffic GradientSync::traffic() const {
+  Traffic out;
+  for (const dist::Communicator* one : communicators()) out.push_back(one->counters());
   return out;
 }
 
-void GradientSync::begin_step() {
-  if (zero1_) {
-    // A graph needs it in every replay, due or not.
-    if (gather_in_step_) zero1_->begin_gather();
-    gather_due_ = false;
-    if (!unit_waits_) zero1_->wait_parameters();
-    // Others may have dropped them since.
-    for (const dist::ShardSlice& slice : zero1_->slices()) {
-      slice.weights.mutable_grad() = slice.grad;
-    }
+GradientSync::Traffic GradientSync::traffic_since(const Traffic& before) const {
+  Traffic out = traffic();
+  for (size_t i = 0; i < out.size(); ++i) out[i] = dist::difference(out[i], before.at(i));
+  return out;
+}
+
+void GradientSync::count_again(const Traffic& captured) {
+  const std::vector<dist::Communicator*> all = communicators();
+  for (size_t i = 0; i < all.size(); ++i) all[i]->count_again(captured.at(i));
+}
+
+at::Tensor sum_of_bits(const at::Tensor& values) {
+  // Sums of integers are exact, whatever the order.
+  const at::ScalarType bits = values.element_size() == 4 ? at::kInt : at::kShort;
+  return values.detach().contiguous().view(bits).sum(at::kLong);
+}
+
+std::unique_ptr<GradientSync> make_gradient_sync(dist::Communicator& data,
+                                                 dist::Communicator* replicas,
+                                                 const ParallelSection& section,
+                                                 models::Policy& policy) {
+  if (shards_weights(section)) {
+    return std::make_unique<ShardedSync>(data, replicas, section, policy);
   }
-  reducer().begin_step();
-}
-
-void GradientSync::finish() {
-  // Also the weights of units that this batch did not reach.
-  if (zero1_) zero1_->wait_parameters();
-  reducer().finish();
-  if (sliced()) return;  // parts of a table are updated like any other
-  for (const ParamInfo& info : parameters_) {
-    if (!info.row_sparse || info.role != ParamRole::kTrainable) continue;
-    data_.all_reduce(info.row_sparse->row_flags, dist::ReduceOp::kMax, "row flags").wait();
-  }
-}
-
-double GradientSync::combine_norm(double norm, bool bad) {
-  constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
-  if (sums_norm()) return std::sqrt(data_.sum({bad ? kNan : norm * norm}, "norm").front());
-  return norm + data_.sum({bad ? kNan : 0.0}, "norm").front();
-}
-
-void GradientSync::combine_norm(const at::Tensor& norm) {
-  const at::NoGradGuard no_grad;
-  norm.square_();
-  data_.all_reduce(norm, dist::ReduceOp::kSum, "norm").wait();
-  norm.sqrt_();
-}
-
-void GradientSync::begin_gather() {
-  gather_due_ = gather_in_step_;
-  if (zero1_ && !gather_in_step_) zero1_->begin_gather();
-}
-
-void GradientSync::wait_weights() {
-  if (!zero1_) return;
-  if (gather_due_) zero1_->begin_gather();
-  gather_due_ = false;
-  zero1_->wait_parameters();
+  return std::make_unique<ReplicatedSync>(data, section, policy);
 }
 
 }  // namespace longship::train

@@ -1,16 +1,16 @@
 #pragma once
-// What turns one process's gradients into those of all: ddp and zero1 around the optimizer.
+// What makes one step of several processes the step of all: gradients, and where they are divided,
+// weights, around the passes and the optimizer.
 //
 // The step of an engine, in this order:
-//   begin_step()              gradients are gone, or zero in their buckets; with zero1 weights are
-//                             whole when their unit's turn comes in the forward pass
+//   begin_step()              the gradients of the step before are gone
 //   begin_micro_batch(last)   before each forward and backward pass
 //   finish()                  gradients of what the optimizer updates are means over the ranks
-//   combine_norm()            zero1: the norm of all from that of each rank's part
+//   combine_norm()            the norm of all from that of each rank's part, where these are parts
 //   (the update)
-//   begin_gather()            zero1: the others' new weights begin to come
-// ddp: every rank updates everything, from the same bits. zero1: every rank updates its part of
-// each bucket; decay-only parameters are updated by every rank in the same way.
+//   weights_changed()         the others' new weights begin to come, or will be gathered
+// replicated_sync.h: ddp and zero1, where every rank has all weights. sharded_sync.h: fsdp and
+// hsdp.
 
 #include <ATen/core/Tensor.h>
 
@@ -18,9 +18,10 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "dist/zero1.h"
+#include "dist/plan.h"
 #include "models/spec.h"
 #include "train/checkpoint_state.h"
 #include "train/optimizer.h"
@@ -32,84 +33,98 @@ namespace longship::train {
 /// names is not that of its parameters.
 std::vector<models::ParamInfo> parameters_in_use_order(models::Policy& policy);
 
-/// The plan of a policy's parameters, given in the order of use. Row-sparse tables have external
-/// gradients; frozen and decay-only parameters have none; those that share an allocation and lie
-/// behind each other in it (nn::Module::register_stack) stay together.
-dist::BucketPlan plan_gradients(const std::vector<models::ParamInfo>& parameters,
-                                const ParallelSection& section, int64_t world_size);
+/// What the plans need to know of a policy's parameters, and these in the same order: that of use,
+/// but members of a stack (nn::Module::register_stack) behind each other. Row-sparse tables have
+/// external gradients; frozen and decay-only parameters have none.
+struct PlannedParameters {
+  std::vector<dist::ParamSpec> specs;
+  std::vector<models::ParamInfo> infos;
+};
+PlannedParameters parameters_to_plan(models::Policy& policy);
+
+/// The plan for such parameters. Its costs are those of any strategy (dist::predict_memory,
+/// predict_communication); ddp and zero1 also go by its buckets.
+dist::BucketPlan plan_gradients(std::vector<dist::ParamSpec> specs, const ParallelSection& section,
+                                int64_t world_size);
 
 class GradientSync {
  public:
-  /// With zero1 the storage of the policy's parameters moves into flat tensors. Throws ConfigError
-  /// when the model is too small for so many ranks.
-  GradientSync(dist::Communicator& data, const ParallelSection& section, models::Policy& policy);
-  ~GradientSync();
+  /// What the collectives of a step moved, by communicator and name.
+  using Traffic = std::vector<std::map<std::string, dist::CollectiveCounter>>;
 
+  virtual ~GradientSync() = default;
+
+  /// As in parallel.strategy.
+  virtual std::string strategy() const = 0;
   /// What this process's optimizer updates, for AdamW: the parameters themselves, or 1-D parts of
-  /// them under their names, with decay-only parameters whole.
-  std::vector<models::ParamInfo> updated() const { return updated_; }
-  /// "ddp" or "zero1".
-  std::string strategy() const { return sliced() ? "zero1" : "ddp"; }
-  /// Whether updated() are parts.
-  bool sliced() const { return zero1_ != nullptr; }
-  /// The elements of `whole`, a tensor of the parameter's shape, that belong to this rank's part,
-  /// 1-D; `whole` itself where parameters are updated whole; undefined when the rank has none of
-  /// it.
-  at::Tensor own_part(const std::string& name, const at::Tensor& whole) const;
+  /// them under their names.
+  virtual std::vector<models::ParamInfo> updated() const = 0;
+  /// Gives a parameter its values, `whole` in fp32 and of its shape: to the masters of `optimizer`
+  /// (made of updated()) and, where the policy itself has no memory for them, to this rank's part.
+  virtual void set_values(AdamW& optimizer, const std::string& name, const at::Tensor& whole) = 0;
   /// This rank's part of the optimizer's state, AdamW::state() of updated(): whose slices cover
-  /// every tensor once over all ranks. `loading`: of what is updated whole by every rank each one
-  /// has all, otherwise (saving) an even share, or rank 0 has it.
-  std::vector<StateSlice> own_state(const AdamW& optimizer, bool loading) const;
+  /// every tensor once over all ranks. `loading`: of what several ranks update in the same way each
+  /// one has all, otherwise (saving) one of them, or each an even share.
+  virtual std::vector<StateSlice> own_state(const AdamW& optimizer, bool loading) const = 0;
+  /// Whether the policy holds its parameters as a whole. Where it does not, own_state() for saving
+  /// has the frozen ones too, as "param.<name>".
+  virtual bool has_whole_weights() const = 0;
+  /// For every parameter the sum of the bits of its values as integers: equal on ranks that began
+  /// with the same weights. int64 scalars. After set_values() of all.
+  virtual std::vector<std::pair<std::string, at::Tensor>> weight_sums() const = 0;
 
   /// For engines that capture one pass and replay it for every micro-batch: gradients stay at their
   /// addresses (otherwise a pass hands its own buffers over), and all weights are whole before the
-  /// first pass (otherwise before the unit that reads them).
-  void passes_are_captured();
-  /// For engines that capture whole steps: weights are gathered at the begin of the next step, a
-  /// part of the same graph, instead of behind the update. begin_gather() only notes then that they
-  /// are due, and is called after every replay too.
-  void steps_are_captured() { gather_in_step_ = true; }
-  void begin_step();
-  void begin_micro_batch(bool last) { reducer().begin_micro_batch(last); }
+  /// first pass. Throws ConfigError where that cannot be.
+  virtual void passes_are_captured() = 0;
+  /// For engines that capture whole steps: where weights come from others, they do so inside the
+  /// step. weights_changed() is then called after every replay too.
+  virtual void steps_are_captured() = 0;
+
+  virtual void begin_step() = 0;
+  virtual void begin_micro_batch(bool last) = 0;
   /// In place of hooks, where the passes were replayed from a graph: every gradient of the last
   /// one is complete.
-  void all_gradients_ready() { reducer().all_gradients_ready(); }
-  void finish();
+  virtual void all_gradients_ready() = 0;
+  virtual void finish() = 0;
   /// Whether the norm of the optimizer's gradients is that of this rank's part only.
-  bool sums_norm() const { return sliced(); }
+  virtual bool sums_norm() const = 0;
   /// The norm of all gradients, the same bits on every rank, from that of the optimizer's; NaN
   /// everywhere when any rank says `bad`.
-  double combine_norm(double norm, bool bad);
+  virtual double combine_norm(double norm, bool bad) = 0;
   /// The same in place on the device, fp64 [1], without the host; only with sums_norm().
-  void combine_norm(const at::Tensor& norm);
-  void begin_gather();
-  /// All weights are whole (on CUDA: for work on the current stream). Collective where they are
-  /// due.
-  void wait_weights();
+  virtual void combine_norm(const at::Tensor& norm) = 0;
+  /// Weights were set: by the update, or from outside.
+  virtual void weights_changed() = 0;
+  /// All weights are whole (on CUDA: for work on the current stream), with has_whole_weights().
+  /// Collective where they are due.
+  virtual void wait_weights() = 0;
 
   /// Trainable parameters that got no gradient on this rank in the last step.
-  const std::vector<std::string>& missing() const { return reducer().missing(); }
-  const dist::BucketPlan& plan() const { return reducer().plan(); }
-  dist::Communicator& communicator() { return data_; }
+  virtual const std::vector<std::string>& missing() const = 0;
+  /// What its costs are predicted from.
+  virtual const dist::BucketPlan& plan() const = 0;
+  /// Those whose collectives exchange gradients and weights.
+  virtual std::vector<dist::Communicator*> communicators() const = 0;
+  /// Rank 0 of all.
+  bool first() const;
 
- private:
-  struct Piece {
-    int64_t rank = 0, begin = 0, end = 0;
-  };
-  class UnitWaits;
-  dist::GradReducer& reducer() { return zero1_ ? zero1_->reducer() : *ddp_; }
-  const dist::GradReducer& reducer() const { return const_cast<GradientSync*>(this)->reducer(); }
-
-  dist::Communicator& data_;
-  models::Policy& policy_;
-  std::vector<models::ParamInfo> parameters_;  // in the order of the plan
-  std::vector<models::ParamInfo> updated_;
-  std::map<std::string, size_t> index_;     // by name
-  std::vector<std::vector<Piece>> pieces_;  // zero1: by parameter; empty for those in no bucket
-  std::unique_ptr<dist::GradReducer> ddp_;
-  std::unique_ptr<dist::Zero1> zero1_;
-  std::unique_ptr<UnitWaits> unit_waits_;  // null: all weights are waited for before the passes
-  bool gather_in_step_ = false, gather_due_ = false;
+  /// Counted so far.
+  Traffic traffic() const;
+  /// Since `before`.
+  Traffic traffic_since(const Traffic& before) const;
+  /// Counts what is inside a captured step, when that is replayed.
+  void count_again(const Traffic& captured);
 };
+
+/// Sums of bits as GradientSync::weight_sums() has them. `values`: fp32 or bf16.
+at::Tensor sum_of_bits(const at::Tensor& values);
+
+/// That of the recipe's strategy. `policy` must outlive it. `data` and `replicas`: of Parallel.
+/// Throws ConfigError when the model is too small for so many ranks, or cannot be divided.
+std::unique_ptr<GradientSync> make_gradient_sync(dist::Communicator& data,
+                                                 dist::Communicator* replicas,
+                                                 const ParallelSection& section,
+                                                 models::Policy& policy);
 
 }  // namespace longship::train

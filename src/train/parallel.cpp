@@ -32,14 +32,63 @@ constexpr double kLongestWait = 24 * 3600;
 
 }  // namespace
 
-void check_parallel(const Recipe& recipe, int64_t world_size) {
+bool shards_weights(const ParallelSection& section) {
+  return section.strategy == "fsdp" || section.strategy == "hsdp";
+}
+
+int64_t hsdp_shard_size(const ParallelSection& section, const dist::LaunchInfo& launch) {
+  const int64_t world = launch.world_size;
+  const auto number = [](const std::string& text) -> std::optional<int64_t> {
+    if (text == "auto") return std::nullopt;
+    return std::stoll(text);
+  };
+  const std::optional<int64_t> replicate = number(section.replicate);
+  std::optional<int64_t> shard = number(section.shard);
+  LS_CHECK(!replicate || world % *replicate == 0, ConfigError,
+           "parallel.replicate: {} groups do not divide the {} processes", *replicate, world);
+  if (!shard && replicate) shard = world / *replicate;
+  if (!shard) shard = launch.local_world_size;
+  LS_CHECK(shard.has_value(), ConfigError,
+           "parallel.shard: auto means the processes of one host, and {} does not tell how many "
+           "these are; give parallel.shard",
+           dist::launcher_name(launch.launcher));
+  LS_CHECK(world % *shard == 0, ConfigError,
+           "parallel.shard: {} processes a copy do not divide the {} processes", *shard, world);
+  LS_CHECK(!replicate || *replicate * *shard == world, ConfigError,
+           "parallel.replicate, parallel.shard: {} groups of {} are {} processes, but {} were "
+           "started; leave one of them auto",
+           *replicate, *shard, *replicate * *shard, world);
+  LS_CHECK(*shard > 1, ConfigError,
+           "parallel.shard: 1 leaves every process with all weights; use parallel.strategy ddp or "
+           "zero1");
+  return *shard;
+}
+
+namespace {
+
+void check_sharding(const Recipe& recipe, const dist::LaunchInfo& launch) {
   const std::string& strategy = recipe.parallel.strategy;
-  LS_CHECK(strategy != "fsdp" && strategy != "hsdp", ConfigError,
-           "parallel.strategy: {} is not available yet in this build; use ddp or zero1", strategy);
+  LS_CHECK(!recipe.train.fp8, ConfigError,
+           "train.fp8: converts all weights at the start of a step, which {} has not in one place; "
+           "use parallel.strategy ddp or zero1",
+           strategy);
+  LS_CHECK(recipe.train.cuda_graph != "per_microbatch", ConfigError,
+           "train.cuda_graph: per_microbatch is one graph for all passes, but with {} the last one "
+           "differs; use full_iteration or none",
+           strategy);
+  if (strategy == "hsdp") hsdp_shard_size(recipe.parallel, launch);
+}
+
+}  // namespace
+
+void check_parallel(const Recipe& recipe, const dist::LaunchInfo& launch) {
+  const std::string& strategy = recipe.parallel.strategy;
+  const int64_t world_size = launch.world_size;
   LS_CHECK(world_size == 1 || strategy != "none", ConfigError,
-           "parallel.strategy: none is for one process, but {} were started; choose ddp or zero1, "
-           "or start one process",
+           "parallel.strategy: none is for one process, but {} were started; choose ddp, zero1, "
+           "fsdp or hsdp, or start one process",
            world_size);
+  if (world_size > 1 && shards_weights(recipe.parallel)) check_sharding(recipe, launch);
   const int64_t batch = recipe.train.global_batch;
   const int64_t micro = recipe.train.micro_batch.value_or(1);
   LS_CHECK(batch % (world_size * micro) == 0, ConfigError,
@@ -49,10 +98,13 @@ void check_parallel(const Recipe& recipe, int64_t world_size) {
 }
 
 std::unique_ptr<Parallel> Parallel::connect(const Recipe& recipe, const dist::LaunchInfo& launch) {
-  check_parallel(recipe, launch.world_size);
+  check_parallel(recipe, launch);
   auto out = std::make_unique<Parallel>();
   out->launch_ = launch;
   out->timeout_s_ = recipe.parallel.timeout_s;
+  if (launch.distributed() && recipe.parallel.strategy == "hsdp") {
+    out->shard_size_ = hsdp_shard_size(recipe.parallel, launch);
+  }
   if (!launch.distributed()) return out;
   dist::GroupOptions options;
   options.launch = launch;
@@ -92,10 +144,26 @@ void Parallel::open_data_plane(c10::Device device) {
   agree("kinds of device (train.device)", device.is_cuda() ? "cuda" : "cpu");
   std::vector<int64_t> all(static_cast<size_t>(world_size()));
   std::iota(all.begin(), all.end(), 0);
-  data_ = group_->make_group("data", all, device.is_cuda());
+  if (shard_size_ && *shard_size_ < world_size()) {
+    const dist::HsdpGroups ranks = dist::hsdp_groups(rank(), world_size(), *shard_size_);
+    data_ = group_->make_group(fmt::format("shard{}", ranks.shard.front()), ranks.shard,
+                               device.is_cuda());
+    replicas_ = group_->make_group(fmt::format("replicas{}", ranks.replicate.front()),
+                                   ranks.replicate, device.is_cuda());
+  } else {
+    data_ = group_->make_group("data", all, device.is_cuda());
+  }
   // A peer that dies closes its connections, which ends what waits on the host. What waits on a
   // device is not told.
   if (device.is_cuda()) group_->start_heartbeat();
+}
+
+std::vector<dist::Communicator*> Parallel::data_plane() const {
+  std::vector<dist::Communicator*> out;
+  for (dist::Communicator* one : {data_.get(), replicas_.get()}) {
+    if (one != nullptr) out.push_back(one);
+  }
+  return out;
 }
 
 std::unique_ptr<dist::Communicator> Parallel::make_host_group(const std::string& name) {
@@ -220,7 +288,7 @@ void Parallel::set_step(int64_t step) {
   step_ = step;
   if (!distributed()) return;
   control().set_step(step);
-  if (data_) data_->set_step(step);
+  for (dist::Communicator* one : data_plane()) one->set_step(step);
 }
 
 void Parallel::watch(double waited_s) {
@@ -242,7 +310,7 @@ void Parallel::leave(const std::string& why) noexcept {
   if (!distributed() || agreed_) return;
   group_->report_failure(why);
   try {
-    if (data_) data_->abort();
+    for (dist::Communicator* one : data_plane()) one->abort();
   } catch (const std::exception&) {
     // The peers notice all the same when this process ends.
   }

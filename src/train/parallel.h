@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,10 +20,16 @@
 
 namespace longship::train {
 
-/// Whether the recipe can be trained by so many processes: a strategy where there are several, a
-/// strategy that this build has, and a global batch that divides. Throws ConfigError naming the
-/// keys and numbers.
-void check_parallel(const Recipe& recipe, int64_t world_size);
+/// Whether the recipe can be trained by the launched processes: a strategy where there are several,
+/// one that goes with the recipe's graphs and types, and a global batch that divides. Throws
+/// ConfigError naming the keys and numbers.
+void check_parallel(const Recipe& recipe, const dist::LaunchInfo& launch);
+
+/// Whether the strategy divides the weights themselves: fsdp and hsdp.
+bool shards_weights(const ParallelSection& section);
+/// hsdp: how many processes share one copy of the model, from parallel.shard and replicate. Throws
+/// ConfigError when these do not fit the processes.
+int64_t hsdp_shard_size(const ParallelSection& section, const dist::LaunchInfo& launch);
 
 /// The texts of all ranks, by rank. Collective.
 std::vector<std::string> gather_texts(dist::Communicator& group, const std::string& text,
@@ -53,8 +60,13 @@ class Parallel {
   c10::Device device(const Recipe& recipe) const;
   /// Makes the data plane for tensors on `device`. Collective.
   void open_data_plane(c10::Device device);
-  /// Null with one process.
+  /// Moves weights and gradients: between all processes; with hsdp between those that share a copy
+  /// of the model. Null with one process.
   dist::Communicator* data() const { return data_.get(); }
+  /// hsdp: between the processes with the same part of their copies; null otherwise.
+  dist::Communicator* replicas() const { return replicas_.get(); }
+  /// Both, as far as they are there.
+  std::vector<dist::Communicator*> data_plane() const;
 
   /// All processes over Gloo on the host, for a thread of its own whose collectives may wait as
   /// long as a file system takes. Collective; must not outlive this object.
@@ -97,7 +109,8 @@ class Parallel {
 
   dist::LaunchInfo launch_;
   std::unique_ptr<dist::ProcessGroup> group_;
-  std::unique_ptr<dist::Communicator> data_;  // goes away before its group
+  std::unique_ptr<dist::Communicator> data_, replicas_;  // go away before their group
+  std::optional<int64_t> shard_size_;                    // of hsdp
   bool agreed_ = false;
   double timeout_s_ = 0;
   int64_t step_ = 0;

@@ -15,7 +15,6 @@ namespace longship::train {
 namespace {
 
 namespace fs = std::filesystem;
-using models::ParamInfo;
 
 // Over Gloo on the host.
 class ProcessesOfRun : public CheckpointGroup {
@@ -73,20 +72,15 @@ StartPlan plan_start_together(Parallel& parallel, const Recipe& recipe, bool ove
   return plan;
 }
 
-void check_same_weights(Parallel& parallel, models::Policy& policy) {
-  if (!parallel.distributed()) return;
+void check_same_weights(Parallel& parallel, const GradientSync& sync) {
   const at::NoGradGuard no_grad;
-  const std::vector<ParamInfo> parameters = policy.parameters();
+  const auto named = sync.weight_sums();
   std::vector<at::Tensor> sums;
-  for (const ParamInfo& info : parameters) {
-    // Sums of the bits as integers: exact, whatever the order.
-    const at::ScalarType bits = info.tensor.element_size() == 4 ? at::kInt : at::kShort;
-    sums.push_back(info.tensor.detach().view(bits).sum(at::kLong));
-  }
+  for (const auto& [name, sum] : named) sums.push_back(sum);
   const at::Tensor all = at::stack(sums).cpu();
   const int64_t* values = all.const_data_ptr<int64_t>();
   std::vector<double> halves;  // a sum of 64 bits as two exact numbers
-  for (size_t i = 0; i < parameters.size(); ++i) {
+  for (size_t i = 0; i < named.size(); ++i) {
     halves.push_back(static_cast<double>(values[i] >> 32));
     halves.push_back(static_cast<double>(values[i] & 0xffffffff));
   }
@@ -101,7 +95,7 @@ void check_same_weights(Parallel& parallel, models::Policy& policy) {
     throw ConfigError(fmt::format(
         "{} do not start with the weights of rank 0: '{}' differs; give all hosts the same "
         "model.checkpoint (or checkpoint to resume)",
-        dist::describe_ranks(others), parameters[i / 2].name));
+        dist::describe_ranks(others), named[i / 2].first));
   }
 }
 

@@ -3,8 +3,8 @@
 
 #include <memory>
 
-#include "models/spec.h"
 #include "train/checkpoint_group.h"
+#include "train/gradient_sync.h"
 #include "train/parallel.h"
 #include "train/run_folder.h"
 
@@ -18,8 +18,8 @@ std::unique_ptr<CheckpointGroup> make_checkpoint_group(Parallel& parallel);
 StartPlan plan_start_together(Parallel& parallel, const Recipe& recipe, bool overwrite,
                               const DatasetIdentity& dataset, const FamilyLookup& lookup);
 
-/// Throws ConfigError naming a parameter and the ranks when the processes do not hold the same
-/// weights bit for bit: a damaged or other weights file on one host. Collective.
-void check_same_weights(Parallel& parallel, models::Policy& policy);
+/// Throws ConfigError naming a parameter and the ranks when the processes did not begin with the
+/// same weights bit for bit: a damaged or other weights file on one host. Collective.
+void check_same_weights(Parallel& parallel, const GradientSync& sync);
 
 }  // namespace longship::train

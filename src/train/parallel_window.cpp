@@ -5,6 +5,12 @@
 
 namespace longship::train {
 
+void ParallelWindow::begin(std::vector<dist::Communicator*> data) {
+  data_ = std::move(data);
+  before_.clear();
+  for (const dist::Communicator* one : data_) before_.push_back(one->counters());
+}
+
 void ParallelWindow::add(const std::vector<std::vector<double>>& rows, size_t step_ms,
                          size_t exposed_ms) {
   own_ms_.resize(rows.size());
@@ -14,18 +20,18 @@ void ParallelWindow::add(const std::vector<std::vector<double>>& rows, size_t st
   }
 }
 
-ParallelRecord ParallelWindow::record(const dist::Communicator& data, bool timed,
-                                      int64_t num_steps) {
+ParallelRecord ParallelWindow::record(int64_t world_size, bool timed, int64_t num_steps) {
   ParallelRecord out;
-  out.world_size = data.world_size();
+  out.world_size = world_size;
   const double steps = static_cast<double>(std::max<int64_t>(num_steps, 1));
-  const auto now = data.counters();
-  for (const auto& [name, counter] : dist::difference(now, before_)) {
-    if (name == "checkpoint") continue;
-    out.wire_mb += 1e-6 * static_cast<double>(counter.wire_bytes) / steps;
-    out.comm_ms += counter.elapsed_ms / steps;
+  for (size_t i = 0; i < data_.size(); ++i) {
+    const auto now = data_[i]->counters();
+    for (const auto& [name, counter] : dist::difference(now, before_[i])) {
+      out.wire_mb += 1e-6 * static_cast<double>(counter.wire_bytes) / steps;
+      out.comm_ms += counter.elapsed_ms / steps;
+    }
+    before_[i] = now;
   }
-  before_ = now;
   if (!timed) out.comm_ms = std::numeric_limits<double>::quiet_NaN();
   if (own_ms_.empty()) return out;
   out.exposed_ms = exposed_ms_ / steps / static_cast<double>(own_ms_.size());

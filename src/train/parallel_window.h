@@ -13,20 +13,21 @@ namespace longship::train {
 
 class ParallelWindow {
  public:
-  /// What `data` has counted so far belongs to no step.
-  void begin(const dist::Communicator& data) { before_ = data.counters(); }
+  /// `data`: those whose collectives are counted. What they have counted so far belongs to no step.
+  void begin(std::vector<dist::Communicator*> data);
   /// One step: a row per rank, with the step's milliseconds in column `step_ms` and those of them
   /// spent waiting for others in column `exposed_ms` (NaN: not known).
   void add(const std::vector<std::vector<double>>& rows, size_t step_ms, size_t exposed_ms);
-  /// The record of the steps since clear(). `data`: whose collectives are counted; `timed`: whether
-  /// it knows their times (not on a GPU).
-  ParallelRecord record(const dist::Communicator& data, bool timed, int64_t num_steps);
+  /// The record of the steps since clear(). `timed`: whether the times of collectives are known
+  /// (not on a GPU).
+  ParallelRecord record(int64_t world_size, bool timed, int64_t num_steps);
   void clear();
 
  private:
-  std::vector<double> own_ms_;                             // by rank: without waiting for others
-  double exposed_ms_ = 0;                                  // over all ranks
-  std::map<std::string, dist::CollectiveCounter> before_;  // at the last record
+  std::vector<double> own_ms_;  // by rank: without waiting for others
+  double exposed_ms_ = 0;       // over all ranks
+  std::vector<dist::Communicator*> data_;
+  std::vector<std::map<std::string, dist::CollectiveCounter>> before_;  // at the last record
 };
 
 }  // namespace longship::train

@@ -146,6 +146,11 @@ void check_parallel_section(const ParallelSection& p, const Require& require) {
             fmt::format("parallel.{}: has no effect with parallel.strategy {}; it belongs to hsdp",
                         key, p.strategy));
   }
+  require(
+      !shards || p.bucket_mb == off.bucket_mb,
+      fmt::format("parallel.bucket_mb: has no effect with parallel.strategy {}, which sends the "
+                  "gradients of a unit of the model together",
+                  p.strategy));
   require(shards || p.reshard == off.reshard,
           fmt::format("parallel.reshard: has no effect with parallel.strategy {}; it belongs to "
                       "fsdp and hsdp",

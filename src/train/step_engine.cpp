@@ -60,7 +60,7 @@ class HostStepEngine : public StepEngine {
     report.updated = report.fault.empty();
     if (report.updated) {
       optimizer_.apply(now.lr, report.grad_norm, now.weight_decay);
-      if (sync != nullptr) sync->begin_gather();
+      if (sync != nullptr) sync->weights_changed();
     }
     if (sync != nullptr) report.exposed_ms = exposed_ms() - exposed_before;
     const std::chrono::duration<double, std::milli> spent =
@@ -82,8 +82,8 @@ class HostStepEngine : public StepEngine {
   /// Time that this thread has waited for others in the exchange of gradients and weights.
   double exposed_ms() const {
     double sum = 0;
-    for (const auto& [name, counter] : options_.sync->communicator().counters()) {
-      sum += counter.exposed_ms;
+    for (const auto& counters : options_.sync->traffic()) {
+      for (const auto& [name, counter] : counters) sum += counter.exposed_ms;
     }
     return sum;
   }

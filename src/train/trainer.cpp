@@ -127,7 +127,7 @@ class Run {
 // Everything that can be wrong is found before the run folder is touched, an earlier run in it
 // removed or a weight loaded.
 void Run::prepare() {
-  check_parallel(recipe_, parallel_.world_size());
+  check_parallel(recipe_, parallel_.launch());
   const std::string recipe_yaml = dump(recipe_);
   bound_ = recipe_from(config::parse_yaml_text(recipe_yaml, "resolved recipe"), lookup_);
   bound_.model->bind_dataset(*dataset_);
@@ -208,10 +208,10 @@ void Run::put_together(const StartPlan& plan) {
   });
   if (assembly_.sync) {
     // With zero1 a rank has rounded its own parts only.
-    assembly_.sync->begin_gather();
+    assembly_.sync->weights_changed();
     assembly_.sync->wait_weights();
+    check_same_weights(parallel_, *assembly_.sync);
   }
-  check_same_weights(parallel_, *assembly_.policy);
   if (plan.resume_from) {
     assembly_.engine->reset(state_.num_updates);
     log::info("resumed from {} at step {}", plan.resume_from->string(), state_.step);
@@ -240,7 +240,7 @@ void Run::say_what_runs() {
 }
 
 void Run::start_feed() {
-  if (parallel_.distributed()) window_.begin(*parallel_.data());
+  if (parallel_.distributed()) window_.begin(parallel_.data_plane());
   if (parallel_.first()) order_log_ = std::make_unique<OrderLog>(*stream_);
   feed_ = std::make_unique<BatchFeed>(recipe_, *dataset_, *transform_, *assembly_.policy, *stream_,
                                       device_.is_cuda(), state_.step, last_step(),
@@ -465,7 +465,7 @@ void Run::write_record(int64_t step) {
   r.num_samples = state_.num_samples;
   if (feed_) r.pipeline = pipeline_record(seconds);
   if (parallel_.distributed()) {
-    r.parallel = window_.record(*parallel_.data(), device_.is_cpu(), timed_steps_);
+    r.parallel = window_.record(parallel_.world_size(), device_.is_cpu(), timed_steps_);
   }
   for (const auto& [name, sum] : state_.window_extra) r.extra.emplace_back(name, sum / updates);
   metrics_->write(r);

@@ -26,10 +26,11 @@ class ParallelResume : public ::testing::Test {
   }
   void TearDown() override { fs::remove_all(root_); }
   std::vector<double> run(const std::string& name, int64_t world, const std::string& strategy,
-                          std::vector<std::string> more = {}) {
-    more.insert(more.end(), {"train.steps=8", "train.global_batch=6", "train.micro_batch=1",
-                             "checkpoint.every=4", "parallel.strategy=" + strategy});
-    return losses_of(pi05_run(root_ / name, world, more));
+                          const std::vector<std::string>& more = {}) {
+    std::vector<std::string> all = {"train.steps=8", "train.global_batch=6", "train.micro_batch=1",
+                                    "checkpoint.every=4", "parallel.strategy=" + strategy};
+    all.insert(all.end(), more.begin(), more.end());
+    return losses_of(pi05_run(root_ / name, world, all));
   }
   void copy(const std::string& from, const std::string& to) {
     fs::copy(root_ / from, root_ / to,
@@ -63,10 +64,41 @@ TEST_F(ParallelResume, SavedByOneGoesOnWithTwo) {
   EXPECT_LE(worst_error(ddp, tail(whole, 4)), kFp32LossBound);
 }
 
+TEST_F(ParallelResume, SavedByFourWithFsdpGoesOnAnywhere) {
+  const auto with = [](std::vector<std::string> more) {
+    more.insert(more.end(), {"train.global_batch=12", "model.freeze=[vision]"});
+    return more;
+  };
+  const auto whole = run("whole", 4, "fsdp", with({}));
+  ASSERT_EQ(whole.size(), 8U);
+  run("half", 4, "fsdp", with({"train.stop_after=4"}));
+  for (const char* name : {"same", "one", "two", "three"}) copy("half", name);
+  EXPECT_EQ(run("same", 4, "fsdp", with({})), tail(whole, 4));
+  EXPECT_LE(worst_error(run("one", 1, "none", with({})), tail(whole, 4)), kFp32LossBound);
+  EXPECT_LE(worst_error(run("two", 2, "zero1", with({})), tail(whole, 4)), kFp32LossBound);
+  EXPECT_LE(worst_error(run("three", 3, "ddp", with({})), tail(whole, 4)), kFp32LossBound);
+}
+
+// Two copies of two parts each.
+TEST_F(ParallelResume, HsdpAndBack) {
+  const std::vector<std::string> share = {"parallel.shard=2", "train.global_batch=8"};
+  const auto whole = run("whole", 4, "hsdp", share);
+  ASSERT_EQ(whole.size(), 8U);
+  auto half = share;
+  half.push_back("train.stop_after=4");
+  run("half", 4, "hsdp", half);
+  for (const char* name : {"same", "one", "two"}) copy("half", name);
+  EXPECT_EQ(run("same", 4, "hsdp", share), tail(whole, 4));
+  EXPECT_LE(worst_error(run("one", 1, "none", {"train.global_batch=8"}), tail(whole, 4)),
+            kFp32LossBound);
+  EXPECT_LE(worst_error(run("two", 2, "fsdp", {"train.global_batch=8"}), tail(whole, 4)),
+            kFp32LossBound);
+}
+
 // Masters, moments and averages come back to their ranks bit for bit, and bf16 weights are the
 // rounded masters on all of them.
 TEST_F(ParallelResume, Bf16IsBitwise) {
-  for (const char* strategy : {"ddp", "zero1"}) {
+  for (const char* strategy : {"ddp", "zero1", "fsdp"}) {
     const std::string name = strategy;
     const std::vector<std::string> bf16 = {"train.dtype=bf16"};
     const auto whole = run(name, 2, strategy, bf16);
@@ -82,21 +114,31 @@ TEST_F(ParallelResume, Bf16IsBitwise) {
   }
 }
 
-// A checkpoint of zero1 has the tensors, shapes and types of one process's.
+// A checkpoint of several has the tensors, shapes and types of one process's; the state of fsdp has
+// the frozen parameters besides.
 TEST_F(ParallelResume, FilesAreThoseOfOneProcess) {
-  run("one", 1, "none", {"train.stop_after=4"});
-  run("two", 2, "zero1", {"train.stop_after=4"});
-  for (const char* file : {"model", "state"}) {
-    const auto a = checkpoint_tensors(root_ / "one/latest", file);
-    const auto b = checkpoint_tensors(root_ / "two/latest", file);
-    ASSERT_EQ(a.size(), b.size()) << file;
-    for (const auto& [name, tensor] : a) {
-      ASSERT_TRUE(b.contains(name)) << file << " " << name;
-      EXPECT_EQ(tensor.sizes(), b.at(name).sizes()) << name;
-      EXPECT_EQ(tensor.scalar_type(), b.at(name).scalar_type()) << name;
+  const std::vector<std::string> frozen = {"train.stop_after=4", "model.freeze=[vision]"};
+  run("one", 1, "none", frozen);
+  for (const char* strategy : {"zero1", "fsdp"}) {
+    run(strategy, 2, strategy, frozen);
+    for (const char* file : {"model", "state"}) {
+      const auto a = checkpoint_tensors(root_ / "one/latest", file);
+      auto b = checkpoint_tensors(root_ / strategy / "latest", file);
+      const size_t more =
+          std::erase_if(b, [](const auto& entry) { return entry.first.starts_with("param."); });
+      EXPECT_EQ(more > 5, file == std::string("state") && strategy == std::string("fsdp"));
+      ASSERT_EQ(a.size(), b.size()) << file;
+      for (const auto& [name, tensor] : a) {
+        ASSERT_TRUE(b.contains(name)) << file << " " << name;
+        EXPECT_EQ(tensor.sizes(), b.at(name).sizes()) << name;
+        EXPECT_EQ(tensor.scalar_type(), b.at(name).scalar_type()) << name;
+        if (file == std::string("model") && name.find("vision_tower") != std::string::npos) {
+          EXPECT_TRUE(tensor.equal(b.at(name))) << strategy << " " << name;
+        }
+      }
     }
+    EXPECT_EQ(CheckpointStore(root_ / strategy).newest_valid(), 4);
   }
-  EXPECT_EQ(CheckpointStore(root_ / "two").newest_valid(), 4);
 }
 
 }  // namespace
