@@ -14,11 +14,13 @@
 #include "base/error.h"
 #include "base/fs.h"
 #include "base/log.h"
+#include "dist/launch.h"
 #include "models/spec.h"
 #include "train/ablate.h"
 #include "train/agree.h"
 #include "train/bench.h"
 #include "train/bench_sample.h"
+#include "train/parallel.h"
 #include "train/recipe.h"
 #include "train/session.h"
 
@@ -63,8 +65,18 @@ int run_train(const Options& options) {
         train::find_batch(recipe, options.bench, options.find_batch, &models::find_family);
     return write(report, options.json, fmt::format("largest batch: {}\n", report["batch"].dump()));
   }
-  const auto report =
-      train::bench_train(recipe, dataset_of(options, recipe), options.bench, &models::find_family);
+  const auto parallel = train::Parallel::connect(recipe, dist::read_launch());
+  if (!parallel->first()) log::init(log::Level::kError);
+  nlohmann::json report;
+  try {
+    report = train::bench_train(recipe, dataset_of(options, recipe), options.bench,
+                                &models::find_family, nullptr, parallel.get());
+  } catch (const std::exception& error) {
+    parallel->leave(error.what());
+    throw;
+  }
+  parallel->close();
+  if (!parallel->first()) return 0;
   return write(report, options.json, train::bench_text(report));
 }
 
@@ -117,7 +129,10 @@ void add_bench_command(CLI::App& app, std::function<int()>& action) {
   bench->require_subcommand(1);
   auto options = std::make_shared<Options>();
 
-  CLI::App* train = bench->add_subcommand("train", "Training steps: samples/s, memory, GPU use");
+  CLI::App* train = bench->add_subcommand(
+      "train",
+      "Training steps: samples/s, memory, GPU use; under a launcher (torchrun) of "
+      "several processes");
   add_recipe(*train, *options);
   train->add_option("--profile-steps", options->bench.profile_steps,
                     "Profiled steps behind the timed ones; 0: none");

@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "base/strings.h"
+#include "ops/convert.h"
 
 namespace longship::dist {
 
@@ -26,12 +27,13 @@ class GradReducer::Hook : public torch::autograd::PostAccumulateGradHook {
 
 GradReducer::GradReducer(Communicator& communicator, BucketPlan plan,
                          std::vector<ReducedParam> params, ReduceMode mode,
-                         MissingGradients missing)
+                         MissingGradients missing, GradientBuffers buffers)
     : communicator_(communicator),
       plan_(std::move(plan)),
       params_(std::move(params)),
       mode_(mode),
-      missing_(missing) {
+      missing_(missing),
+      collect_(buffers) {
   LS_CHECK(params_.size() == plan_.params.size(), InternalError,
            "reducer: {} tensors for a plan of {} parameters", params_.size(), plan_.params.size());
   LS_CHECK(plan_.options.world_size == communicator_.world_size(), InternalError,
@@ -42,7 +44,6 @@ GradReducer::GradReducer(Communicator& communicator, BucketPlan plan,
   views_.resize(params_.size());
   ready_.assign(params_.size(), 0);
   seen_.assign(params_.size(), 0);
-  wired_.assign(params_.size(), 0);
   wire_views_.resize(params_.size());
   for (const Bucket& bucket : plan_.buckets) {
     BucketState state;
@@ -50,21 +51,24 @@ GradReducer::GradReducer(Communicator& communicator, BucketPlan plan,
         params_[static_cast<size_t>(bucket.slots.front().param)].param.options().requires_grad(
             false);
     const at::ScalarType wire = alone ? bucket.grad_dtype : plan_.options.reduce_dtype;
-    state.flat = at::zeros({bucket.numel}, options.dtype(bucket.grad_dtype));
-    state.wire =
-        wire == bucket.grad_dtype ? state.flat : at::zeros({bucket.numel}, options.dtype(wire));
+    state.wire = at::zeros({bucket.numel}, options.dtype(wire));
+    state.stays = collect_ == GradientBuffers::kStay || bucket.external;
+    // Sums over passes are kept in the wider of the two.
+    const bool own = wire != bucket.grad_dtype && (state.stays || wire != at::kFloat);
+    state.flat = own ? at::zeros({bucket.numel}, options.dtype(bucket.grad_dtype)) : state.wire;
     if (mode_ == ReduceMode::kReduceScatter) {
       state.shard =
-          alone ? state.flat
+          alone ? state.wire
                 : at::zeros({bucket.numel / communicator_.world_size()}, options.dtype(wire));
     }
     for (const BucketSlot& slot : bucket.slots) {
       const size_t p = static_cast<size_t>(slot.param);
       const at::Tensor& shape = bucket.external ? params_[p].external_grad : params_[p].param;
-      views_[p] = state.flat.narrow(0, slot.offset, slot.numel).view(shape.sizes());
-      if (!state.wire.is_same(state.flat)) {
-        wire_views_[p] = state.wire.narrow(0, slot.offset, slot.numel).view(shape.sizes());
-      }
+      const auto view = [&](const at::Tensor& flat) {
+        return flat.narrow(0, slot.offset, slot.numel).view(shape.sizes());
+      };
+      wire_views_[p] = view(state.wire);
+      views_[p] = own ? view(state.flat) : wire_views_[p];
       state.expected += plan_.params[p].source == GradSource::kBackward ? 1 : 0;
     }
     buckets_.push_back(std::move(state));
@@ -136,61 +140,42 @@ void GradReducer::begin_step() {
   sending_ = false;
   next_ = 0;
   std::fill(seen_.begin(), seen_.end(), 0);
-  std::fill(wired_.begin(), wired_.end(), 0);
   for (size_t b = 0; b < buckets_.size(); ++b) {
-    const bool copied = first_ == FirstGradient::kCopied && !plan_.buckets[b].external;
-    if (!copied) buckets_[b].flat.zero_();
     buckets_[b].handle = {};
+    if (buckets_[b].stays) buckets_[b].flat.zero_();
     for (const BucketSlot& slot : plan_.buckets[b].slots) {
-      const size_t p = static_cast<size_t>(slot.param);
-      if (copied && plan_.params[p].source == GradSource::kBackward) {
-        params_[p].param.mutable_grad() = at::Tensor();
-      } else {
+      if (buckets_[b].stays) {
         install_view(slot);
+      } else {
+        params_[static_cast<size_t>(slot.param)].param.mutable_grad() = at::Tensor();
       }
     }
   }
 }
 
-// Autograd has handed its buffer over as the gradient.
+// The gradient of one pass, in autograd's own buffer.
 void GradReducer::take_over(size_t param) {
   const at::NoGradGuard no_grad;
   at::Tensor& grad = params_[param].param.mutable_grad();
-  if (grad.data_ptr() == views_[param].data_ptr()) return;
-  // In the only pass of a step, or the last one, nothing will be added to it any more.
-  wired_[param] = sending_ && wire_views_[param].defined() ? 1 : 0;
-  (wired_[param] != 0 ? wire_views_ : views_)[param].copy_(grad);
-  grad = views_[param];
-}
-
-void GradReducer::fill_wire(size_t bucket) {
-  const BucketState& state = buckets_[bucket];
-  if (state.wire.is_same(state.flat)) return;
-  const std::vector<BucketSlot>& slots = plan_.buckets[bucket].slots;
-  const auto wired = [this](const BucketSlot& slot) {
-    return wired_[static_cast<size_t>(slot.param)] != 0;
-  };
-  if (std::none_of(slots.begin(), slots.end(), wired)) {
-    state.wire.copy_(state.flat);
-    return;
+  const at::Tensor& target = views_[param];
+  if (grad.is_contiguous()) {
+    ops::convert_into(target, grad, /*add=*/seen_[param] != 0);
+  } else if (seen_[param] != 0) {
+    target.add_(grad);
+  } else {
+    target.copy_(grad);
   }
-  for (const BucketSlot& slot : slots) {
-    const size_t p = static_cast<size_t>(slot.param);
-    if (!wired(slot)) wire_views_[p].copy_(views_[p]);
-  }
+  grad = at::Tensor();
 }
 
 // Gaps and unused parameters are zeros from the start and stay so; what no pass has written still
 // holds the means of the step before.
 void GradReducer::fill_unseen() {
-  if (first_ == FirstGradient::kAdded) return;
-  for (const Bucket& bucket : plan_.buckets) {
-    if (bucket.external) continue;
-    for (const BucketSlot& slot : bucket.slots) {
+  for (size_t b = 0; b < buckets_.size(); ++b) {
+    if (buckets_[b].stays) continue;
+    for (const BucketSlot& slot : plan_.buckets[b].slots) {
       const size_t p = static_cast<size_t>(slot.param);
-      if (seen_[p] != 0 || plan_.params[p].source != GradSource::kBackward) continue;
-      views_[p].zero_();
-      install_view(slot);
+      if (seen_[p] == 0 && plan_.params[p].source == GradSource::kBackward) views_[p].zero_();
     }
   }
 }
@@ -207,19 +192,22 @@ void GradReducer::begin_micro_batch(bool last) {
 void GradReducer::gradient_ready(int64_t param) {
   const std::lock_guard lock(mutex_);
   const size_t p = static_cast<size_t>(param);
-  if (first_ == FirstGradient::kCopied && seen_[p] == 0) take_over(p);
-  seen_[p] = 1;
-  if (!sending_) return;
   const ParamSpec& spec = plan_.params[p];
   LS_CHECK(spec.source == GradSource::kBackward, InternalError,
            "reducer: parameter '{}' got a gradient although the plan says that none comes",
            spec.name);
-  LS_CHECK(ready_[p] == 0, InternalError,
+  LS_CHECK(!sending_ || ready_[p] == 0, InternalError,
            "reducer: parameter '{}' got a second gradient in one backward pass, after it was "
            "counted as complete",
            spec.name);
-  LS_CHECK(params_[p].param.grad().data_ptr() == views_[p].data_ptr(), InternalError,
-           "reducer: the gradient of '{}' was taken out of its bucket during a step", spec.name);
+  if (collect_ == GradientBuffers::kHandedOver) {
+    take_over(p);
+  } else {
+    LS_CHECK(params_[p].param.grad().data_ptr() == views_[p].data_ptr(), InternalError,
+             "reducer: the gradient of '{}' was taken out of its bucket during a step", spec.name);
+  }
+  seen_[p] = 1;
+  if (!sending_) return;
   ready_[p] = 1;
   if (--buckets_[static_cast<size_t>(plan_.bucket_of(param))].missing == 0) {
     send_complete(/*include_external=*/false);
@@ -247,7 +235,9 @@ void GradReducer::send(int64_t index) {
   const at::NoGradGuard no_grad;
   BucketState& bucket = buckets_[static_cast<size_t>(index)];
   const std::string detail = fmt::format("bucket {}", index);
-  fill_wire(static_cast<size_t>(index));
+  if (!bucket.flat.is_same(bucket.wire)) {
+    ops::convert_into(bucket.wire, bucket.flat, /*add=*/false);
+  }
   bucket.handle = mode_ == ReduceMode::kAllReduce
                       ? communicator_.all_reduce(bucket.wire, ReduceOp::kMean, "grad", detail)
                       : communicator_.reduce_scatter(bucket.shard, bucket.wire, ReduceOp::kMean,
@@ -283,10 +273,20 @@ void GradReducer::finish() {
     send_complete(/*include_external=*/true);
     sending_ = false;
   }
-  for (BucketState& bucket : buckets_) {
-    bucket.handle.wait();
-    if (mode_ == ReduceMode::kAllReduce && !bucket.wire.is_same(bucket.flat)) {
-      bucket.flat.copy_(bucket.wire);
+  for (BucketState& bucket : buckets_) bucket.handle.wait();
+  if (mode_ == ReduceMode::kAllReduce) point_at_means();
+}
+
+void GradReducer::point_at_means() {
+  for (size_t b = 0; b < buckets_.size(); ++b) {
+    const BucketState& bucket = buckets_[b];
+    if (plan_.buckets[b].external) {
+      if (!bucket.flat.is_same(bucket.wire)) bucket.flat.copy_(bucket.wire);
+      continue;
+    }
+    for (const BucketSlot& slot : plan_.buckets[b].slots) {
+      const size_t p = static_cast<size_t>(slot.param);
+      params_[p].param.mutable_grad() = wire_views_[p];
     }
   }
 }
@@ -301,7 +301,7 @@ int64_t GradReducer::buffer_bytes() const {
   size_t sum = 0;
   for (const BucketState& bucket : buckets_) {
     if (!bucket.wire.is_same(bucket.flat)) sum += bucket.wire.nbytes();
-    if (bucket.shard.defined() && !bucket.shard.is_same(bucket.flat)) sum += bucket.shard.nbytes();
+    if (bucket.shard.defined() && !bucket.shard.is_same(bucket.wire)) sum += bucket.shard.nbytes();
   }
   return static_cast<int64_t>(sum);
 }

@@ -9,13 +9,14 @@
 //       (loss / count).backward();
 //     reducer.finish();                              // gradients are the means over the ranks
 //
-// Ownership. The reducer owns one flat tensor a bucket. The gradient of every parameter in it
-// (ParamSpec::source kBackward, kUnused) is a view of that tensor in the parameter's shape, and so
-// is an external gradient, whose tensor is made to point there. The model owns the parameters. An
-// optimizer reads .grad as always and may set gradients to zero or drop them between finish() and
-// begin_step(), which puts the views back. Hooks on the parameters report when a gradient is
-// complete; they are removed with the reducer, which must outlive every backward pass that was
-// begun under it.
+// Ownership. The reducer owns one flat tensor a bucket, in the dtype in which gradients are sent.
+// Gradients are collected there (GradientBuffers says how); after finish() the gradient of every
+// parameter in it (ParamSpec::source kBackward, kUnused) is a view of it in the parameter's shape,
+// whose dtype may be another than the parameter's. An external gradient keeps its dtype; its tensor
+// is made to point into a bucket of that dtype. The model owns the parameters. An optimizer reads
+// .grad as always and may change or drop gradients between finish() and begin_step(). Hooks on the
+// parameters report when a gradient is complete; they are removed with the reducer, which must
+// outlive every backward pass that was begun under it.
 //
 // Order. A bucket is sent when it and all buckets before it in the plan are complete, so the order
 // of collectives is the plan's on every rank, whatever the order in which gradients come.
@@ -54,12 +55,13 @@ enum class MissingGradients {
            // on the batch what is used (no picture in it, no vision tower)
 };
 
-/// How the first gradient of a step comes into its bucket; later ones are added there.
-enum class FirstGradient {
-  kAdded,  // to zeros, which begin_step() writes: no address changes, so that one captured backward
-           // pass can serve every micro-batch
-  kCopied,  // from autograd's own buffer, which is then given up: half the memory traffic of zeros
-            // and a sum
+/// How the gradients of the backward passes come into the buckets.
+enum class GradientBuffers {
+  kStay,  // during the passes they are views of a bucket of their own dtype, which begin_step()
+          // fills with zeros: no address changes, so that one captured pass can serve every
+          // micro-batch
+  kHandedOver,  // autograd's own buffers are added to a bucket of the dtype that is sent, or of
+                // their own where that is wider, and dropped: less memory and traffic
 };
 
 class GradReducer {
@@ -67,45 +69,44 @@ class GradReducer {
   /// `params` belong to plan.params one by one. Throws InternalError naming the parameter when
   /// shape, dtype, layout or requires_grad do not fit, or the plan is for another number of ranks.
   GradReducer(Communicator& communicator, BucketPlan plan, std::vector<ReducedParam> params,
-              ReduceMode mode, MissingGradients missing = MissingGradients::kError);
+              ReduceMode mode, MissingGradients missing = MissingGradients::kError,
+              GradientBuffers buffers = GradientBuffers::kStay);
   ~GradReducer();
   GradReducer(const GradReducer&) = delete;
   GradReducer& operator=(const GradReducer&) = delete;
 
-  /// For the steps that follow; kAdded at first. Between steps.
-  void set_first_gradient(FirstGradient how) { first_ = how; }
-  /// kAdded: fills all gradients with zeros and makes them views of the buckets again. kCopied:
-  /// drops those that the backward pass gives; each becomes a view when it has come.
+  /// kStay: fills all gradients with zeros and makes them views again. kHandedOver: drops them.
   void begin_step();
   /// Before each backward pass. Only during the last one are buckets sent.
   void begin_micro_batch(bool last);
   /// For backward passes that were replayed from a captured graph, in which no hook runs: takes
   /// every gradient as complete and sends all buckets. After begin_micro_batch(true).
   void all_gradients_ready();
-  /// After the last backward pass: sends what is left, waits, and with a wire dtype other than the
-  /// gradients' rounds the means into the gradients (kAllReduce). On CUDA the current stream waits,
-  /// the host does not. Throws InternalError naming the parameters whose gradient never came
-  /// (kError), PeerError when a peer is lost.
+  /// After the last backward pass: sends what is left, waits, and (kAllReduce) makes the means the
+  /// gradients. On CUDA the current stream waits, the host does not. Throws InternalError naming
+  /// the parameters whose gradient never came (kError), PeerError when a peer is lost.
   void finish();
   /// Names of the parameters that no backward pass of the step has given a gradient (kZeros).
   const std::vector<std::string>& missing() const { return missing_names_; }
 
   const BucketPlan& plan() const { return plan_; }
   Communicator& communicator() const { return communicator_; }
-  /// [bucket.numel], the gradients' dtype.
-  const at::Tensor& bucket(int64_t index) const { return state(index).flat; }
+  /// [bucket.numel], the dtype that is sent.
+  const at::Tensor& bucket(int64_t index) const { return state(index).wire; }
   /// kReduceScatter, after finish(): the mean of this rank's part, [bucket.numel / world_size], in
   /// the wire's dtype. With one rank it is the bucket itself, in the gradients' dtype.
   const at::Tensor& shard(int64_t index) const { return state(index).shard; }
-  /// Bytes of the tensors that the reducer holds: buckets; wire buffers and shards.
+  /// Bytes of the tensors that the reducer holds: where gradients are collected; what is there
+  /// besides to send them, and shards.
   int64_t gradient_bytes() const;
   int64_t buffer_bytes() const;
 
  private:
   class Hook;
   struct BucketState {
-    at::Tensor flat;
-    at::Tensor wire;       // in the reduction dtype; `flat` where that is the same
+    at::Tensor wire;       // in the dtype that is sent
+    at::Tensor flat;       // where they are collected; mostly `wire` itself
+    bool stays = false;    // gradients are views of `flat` during the passes
     at::Tensor shard;      // kReduceScatter
     int64_t expected = 0;  // gradients that the backward pass gives
     int64_t missing = 0;   // of them, not there yet in this micro-batch
@@ -118,7 +119,7 @@ class GradReducer {
   void send_complete(bool include_external);
   void send(int64_t index);
   void take_over(size_t param);
-  void fill_wire(size_t bucket);
+  void point_at_means();
   void find_missing();
   void fill_unseen();
 
@@ -127,18 +128,17 @@ class GradReducer {
   std::vector<ReducedParam> params_;
   ReduceMode mode_;
   MissingGradients missing_;
-  FirstGradient first_ = FirstGradient::kAdded;
+  GradientBuffers collect_;
   std::vector<std::string> missing_names_;
   std::vector<BucketState> buckets_;
-  std::vector<at::Tensor> views_;       // by parameter; undefined for kNone
-  std::vector<at::Tensor> wire_views_;  // where the wire has another dtype than the gradients
+  std::vector<at::Tensor> views_;       // by parameter, of `flat`; undefined for kNone
+  std::vector<at::Tensor> wire_views_;  // the same of `wire`
 
   std::mutex mutex_;  // guards everything below: hooks run on autograd's threads
   bool sending_ = false;
   int64_t next_ = 0;         // first bucket that was not sent
   std::vector<char> ready_;  // by parameter, in this micro-batch
   std::vector<char> seen_;   // by parameter, in this step
-  std::vector<char> wired_;  // by parameter: its gradient of this step is in the wire already
 };
 
 /// Gives every rank rank 0's values, for the start of a run: all tensors one by one, counted as

@@ -169,7 +169,8 @@ struct CostOptions {
   int64_t micro_batches = 1;  // accumulated per optimizer step
   int64_t shard_size = 0;     // HSDP: ranks that share one copy; 0: all (FSDP)
   Reshard reshard = Reshard::kAfterForward;
-  bool ema = false;  // moving average of the weights, fp32
+  bool ema = false;             // moving average of the weights, fp32
+  bool gradients_stay = false;  // ddp, zero1: GradientBuffers::kStay of ddp.h
 };
 
 /// Communication of one optimizer step of one rank, by the names of the counters (communicator.h):
@@ -181,9 +182,9 @@ std::map<std::string, CollectiveCounter> predict_communication(const BucketPlan&
 /// Bytes on one rank, by component. Activations are not in it.
 struct MemoryForecast {
   int64_t parameters = 0;      // as the forward pass uses them, with gaps and padding where flat
-  int64_t gradients = 0;       // flat buckets; FSDP: fp32 means of the rank's shards, and whole
-                               // external gradients
-  int64_t reduce_buffers = 0;  // where the wire's dtype is not that of the gradients, and shards
+  int64_t gradients = 0;       // flat buckets where they are collected; FSDP: fp32 means of the
+                               // rank's shards, and whole external gradients
+  int64_t reduce_buffers = 0;  // what is sent, where that is another buffer; shards
   int64_t masters = 0;         // fp32 copies of what the rank updates, where that is not fp32
   int64_t moments = 0;         // two fp32 moments of what the rank updates
   int64_t ema = 0;

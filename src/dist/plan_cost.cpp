@@ -224,11 +224,12 @@ MemoryForecast predict_memory(const BucketPlan& plan, const CostOptions& options
   const int64_t world = plan.options.world_size;
   for (const Bucket& bucket : plan.buckets) {
     if (zero1) out.parameters += bucket.numel * size_of(bucket.dtype);
-    out.gradients += bucket.numel * size_of(bucket.grad_dtype);
-    if (world == 1) continue;
-    const int64_t sent = sent_bytes(plan, bucket);
-    if (bucket.grad_dtype != plan.options.reduce_dtype) out.reduce_buffers += sent;
-    if (zero1) out.reduce_buffers += sent / world;
+    const int64_t sent = sent_bytes(plan, bucket), own = bucket.numel * size_of(bucket.grad_dtype);
+    const bool stays = options.gradients_stay || bucket.external;
+    const bool apart = own != sent && (stays || own > sent);
+    out.gradients += apart ? own : sent;
+    if (apart) out.reduce_buffers += sent;
+    if (zero1 && world > 1) out.reduce_buffers += sent / world;
   }
   return out;
 }

@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/strings.h"
 #include "nn/unit.h"
+#include "ops/convert.h"
 
 namespace longship::dist {
 
@@ -172,10 +173,15 @@ void ShardedGrads::arrived(int64_t param) {
   take_buffer(unit);
   const size_t s = static_cast<size_t>(plan_.space_of[p]);
   const at::Tensor& tensor = params_[p].param;
-  wire_of(unit, spaces_[s], plan_.spaces[s])
-      .narrow(0, offset_of_[p], spec.numel)
-      .view(tensor.sizes())
-      .copy_(tensor.grad());
+  const at::Tensor target = wire_of(unit, spaces_[s], plan_.spaces[s])
+                                .narrow(0, offset_of_[p], spec.numel)
+                                .view(tensor.sizes());
+  const at::Tensor& grad = tensor.grad();
+  if (grad.is_contiguous()) {
+    ops::convert_into(target, grad, /*add=*/false);
+  } else {
+    target.copy_(grad);
+  }
   tensor.mutable_grad() = at::Tensor();
 }
 

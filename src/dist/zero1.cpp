@@ -9,8 +9,8 @@
 namespace longship::dist {
 
 Zero1::Zero1(Communicator& communicator, BucketPlan plan, std::vector<ReducedParam> params,
-             MissingGradients missing)
-    : reducer_(communicator, plan, params, ReduceMode::kReduceScatter, missing) {
+             MissingGradients missing, GradientBuffers buffers)
+    : reducer_(communicator, plan, params, ReduceMode::kReduceScatter, missing, buffers) {
   const at::NoGradGuard no_grad;
   const int64_t rank = communicator.rank();
   for (const Bucket& bucket : plan.buckets) {

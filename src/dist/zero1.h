@@ -32,7 +32,8 @@ class Zero1 {
   /// Moves the weights into flat tensors. All ranks must hold the same weights
   /// (broadcast_from_first() makes sure). Throws like GradReducer.
   Zero1(Communicator& communicator, BucketPlan plan, std::vector<ReducedParam> params,
-        MissingGradients missing = MissingGradients::kError);
+        MissingGradients missing = MissingGradients::kError,
+        GradientBuffers buffers = GradientBuffers::kStay);
   ~Zero1();
 
   GradReducer& reducer() { return reducer_; }

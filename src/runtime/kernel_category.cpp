@@ -34,6 +34,7 @@ constexpr Rule kRules[] = {
     {Scope::kOurs, KernelCategory::kMemset, "fill zero"},
     {Scope::kOurs, KernelCategory::kReduction, "sum reduce"},
     {Scope::kOurs, KernelCategory::kOther, "longship"},
+    {Scope::kLibraries, KernelCategory::kCommunication, "nccl"},
     // cuDNN's and flash's kernels name cutlass types, so they come before the products.
     {Scope::kLibraries, KernelCategory::kAttention,
      "sdpa fmha flash cudnn::fusion attention softmax"},
@@ -63,8 +64,8 @@ bool contains_any(std::string_view text, std::string_view words) {
 
 std::string_view category_name(KernelCategory category) {
   constexpr std::array<std::string_view, kNumKernelCategories> kNames = {
-      "gemm",         "attention", "elementwise", "norm",      "optimizer",
-      "fp8_quantize", "copy",      "memset",      "reduction", "other"};
+      "gemm", "attention", "elementwise", "norm",          "optimizer", "fp8_quantize",
+      "copy", "memset",    "reduction",   "communication", "other"};
   return kNames[static_cast<size_t>(category)];
 }
 

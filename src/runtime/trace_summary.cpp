@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -110,6 +111,35 @@ void fill_busy(std::span<const DeviceEvent* const> order, std::span<const int64_
                    [](const IdleGap& a, const IdleGap& b) { return a.us > b.us; });
   gaps.resize(std::min(gaps.size(), static_cast<size_t>(summary.options.num_largest_gaps)));
   summary.largest_gaps = std::move(gaps);
+}
+
+// Milliseconds in which one of the events ran.
+double union_ms(std::span<const DeviceEvent* const> order, std::span<const int64_t> boundaries,
+                const TraceSummaryOptions& options,
+                const std::function<bool(const DeviceEvent&)>& counts) {
+  BusyWalk walk(boundaries, options);
+  for (const DeviceEvent* event : order) {
+    if (counts(*event)) walk.add(*event);
+  }
+  double ns = 0;
+  for (const int64_t step : walk.busy_ns()) ns += static_cast<double>(step);
+  return ns / kNsPerMs;
+}
+
+void fill_communication(std::span<const DeviceEvent* const> order,
+                        std::span<const int64_t> boundaries, TraceSummary& summary) {
+  const auto communicates = [](const DeviceEvent& event) {
+    return categorise(event) == KernelCategory::kCommunication;
+  };
+  if (std::none_of(order.begin(), order.end(),
+                   [&](const DeviceEvent* e) { return communicates(*e); })) {
+    return;
+  }
+  const auto steps = static_cast<double>(summary.num_steps);
+  summary.communication_ms = union_ms(order, boundaries, summary.options, communicates) / steps;
+  const double others = union_ms(order, boundaries, summary.options,
+                                 [&](const DeviceEvent& event) { return !communicates(event); });
+  summary.exposed_ms = summary.busy_ms - others / steps;
 }
 
 void fill_counts(std::span<const DeviceEvent* const> events, TraceSummary& summary) {
@@ -234,6 +264,7 @@ TraceSummary summarise_trace(std::span<const DeviceEvent> events,
     }
   }
   fill_busy(order, boundaries_ns, summary);
+  fill_communication(order, boundaries_ns, summary);
   fill_counts(inside, summary);
   fill_times(inside, summary);
   return summary;
@@ -267,6 +298,8 @@ nlohmann::json trace_summary_json(const TraceSummary& s) {
           {"gpu_busy_ms", rounded(s.busy_ms)},
           {"gpu_busy_fraction", rounded(s.busy_fraction)},
           {"idle_us_per_step", rounded(s.idle_us)},
+          {"communication_ms", rounded(s.communication_ms)},
+          {"communication_exposed_ms", rounded(s.exposed_ms)},
           {"idle_gaps",
            {{"at_least_us", s.options.min_gap_us},
             {"count_per_step", rounded(s.gap_count)},
@@ -296,6 +329,10 @@ std::string trace_summary_text(const TraceSummary& s) {
       s.num_steps, s.window_ms, s.busy_ms, 100 * s.busy_fraction, s.idle_us, s.gap_count,
       s.options.min_gap_us, s.gap_us, s.kernels, s.memcpys, s.memsets, s.host_launches,
       s.short_launches, s.options.short_launch_us, s.short_launch_ms);
+  if (s.communication_ms > 0) {
+    text += fmt::format("communication {:.2f} ms, of it {:.2f} ms beside nothing else\n",
+                        s.communication_ms, s.exposed_ms);
+  }
   for (size_t i = 0; i < s.categories.size(); ++i) {
     const CategoryTime& c = s.categories[i];
     if (c.count_per_step == 0) continue;

@@ -22,12 +22,13 @@ enum class KernelCategory {
   kCopy,
   kMemset,
   kReduction,
+  kCommunication,
   kOther,
 };
-inline constexpr int kNumKernelCategories = 10;
+inline constexpr int kNumKernelCategories = 11;
 
 /// "gemm", "attention", "elementwise", "norm", "optimizer", "fp8_quantize", "copy", "memset",
-/// "reduction", "other".
+/// "reduction", "communication", "other".
 std::string_view category_name(KernelCategory category);
 /// By the words in a demangled kernel name; the first rule of the table that fits decides. Fills
 /// count as memset and casts as copy, whoever wrote the kernel.
@@ -72,11 +73,13 @@ struct TraceSummary {
   int64_t num_steps = 0;
   Percentiles step_ms;  // boundary to boundary
   Percentiles busy_step_ms;
-  double window_ms = 0;      // mean of a step
-  double busy_ms = 0;        // union over all streams: work side by side counts once
-  double busy_fraction = 0;  // busy_ms / window_ms
-  double idle_us = 0;        // all of it, short gaps too
-  double gap_count = 0;      // gaps of at least min_gap_us
+  double window_ms = 0;         // mean of a step
+  double busy_ms = 0;           // union over all streams: work side by side counts once
+  double busy_fraction = 0;     // busy_ms / window_ms
+  double idle_us = 0;           // all of it, short gaps too
+  double communication_ms = 0;  // union of communication kernels
+  double exposed_ms = 0;        // of it, nothing else ran meanwhile
+  double gap_count = 0;         // gaps of at least min_gap_us
   double gap_us = 0;
   std::vector<IdleGap> largest_gaps;  // over all steps
   double kernels = 0, memcpys = 0, memsets = 0;

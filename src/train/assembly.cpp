@@ -19,8 +19,8 @@ Assembly assemble(const Recipe& bound, at::Device device, Parallel* parallel) {
     if (info.role != models::ParamRole::kFrozen) trained.push_back(info.name);
   }
   if (several) {
-    out.sync =
-        make_gradient_sync(*parallel->data(), parallel->replicas(), bound.parallel, *out.policy);
+    out.sync = make_gradient_sync(*parallel->data(), parallel->replicas(), bound.parallel,
+                                  parse_graph_mode(bound.train.cuda_graph), *out.policy);
   }
   out.optimizer = std::make_unique<AdamW>(out.sync ? out.sync->updated() : out.policy->parameters(),
                                           config, trained);

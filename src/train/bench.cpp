@@ -22,6 +22,7 @@
 #include "train/assembly.h"
 #include "train/checkpoint_io.h"
 #include "train/feed.h"
+#include "train/parallel_report.h"
 #include "train/session.h"
 
 namespace longship::train {
@@ -39,12 +40,13 @@ class Source {
  public:
   Source(const Recipe& recipe, std::shared_ptr<const data::Dataset> dataset,
          const models::Policy& policy, const BenchOptions& options, at::Device device,
-         int64_t total_steps)
-      : recipe_(recipe), policy_(policy), pin_(device.is_cuda()) {
+         int64_t total_steps, const BatchShare& share)
+      : recipe_(recipe), policy_(policy), pin_(device.is_cuda()), share_(share) {
     if (options.synthetic_tokens) {
-      const models::SyntheticShape shape{recipe.train.global_batch / recipe.train.num_micro(),
+      const models::SyntheticShape shape{recipe.train.micro_size(share.world_size),
                                          options.synthetic_images, *options.synthetic_tokens};
-      for (uint64_t seed : {1, 2}) {
+      const auto first = 1 + 2 * static_cast<uint64_t>(share.rank);
+      for (uint64_t seed : {first, first + 1}) {
         made_.push_back(recipe.family->synthetic_batch(*recipe.model, shape, seed));
         policy.prepare(*made_.back(), {static_cast<uint64_t>(recipe.train.seed), seed});
         if (!pin_) continue;
@@ -59,7 +61,7 @@ class Source {
     const TrainingSamples samples = training_samples(recipe, *dataset_, transform_->windows());
     stream_ = std::make_unique<data::ShuffledStream>(samples.order, recipe.train.global_batch);
     feed_ = std::make_unique<BatchFeed>(recipe, *dataset_, *transform_, policy, *stream_, pin_, 0,
-                                        total_steps);
+                                        total_steps, share);
     if (!options.preload) return;
     for (int64_t i = 0; i < total_steps; ++i) preloaded_.push_back(feed_->next_step());
     feed_.reset();
@@ -73,7 +75,7 @@ class Source {
       preloaded_.pop_front();
       return out;
     }
-    for (int64_t m = 0; m < recipe_.train.num_micro(); ++m) {
+    for (int64_t m = 0; m < recipe_.train.num_micro(share_.world_size); ++m) {
       out.push_back(made_[turn_++ % made_.size()]->clone());
     }
     return out;
@@ -84,6 +86,7 @@ class Source {
   const Recipe& recipe_;
   const models::Policy& policy_;
   bool pin_;
+  BatchShare share_;
   Batches made_;
   std::deque<Batches> preloaded_;
   size_t turn_ = 0;
@@ -119,19 +122,22 @@ std::vector<runtime::TensorGroup> named_tensors(const Assembly& assembly) {
 class Bench {
  public:
   Bench(const Recipe& recipe, std::shared_ptr<const data::Dataset> dataset,
-        const BenchOptions& options)
+        const BenchOptions& options, Parallel& parallel)
       : recipe_(recipe),
         options_(options),
-        device_(runtime::parse_device(recipe.train.device)),
+        parallel_(parallel),
+        device_(parallel.device(recipe)),
         schedule_(recipe.optim.schedule, recipe.optim.lr, recipe.train.steps) {
     apply_library_settings(recipe);
     if (options.profile_steps > 0) runtime::Profiler::prepare_for_graphs();
     start_ = Clock::now();
     runtime::reset_peak_memory(device_);
-    assembly_ = assemble(recipe, device_);
+    parallel_.open_data_plane(device_);
+    parallel_.together([&] { assembly_ = assemble(recipe, device_, &parallel_); });
     total_ = options.warmup + options.steps + options.profile_steps;
-    source_ = std::make_unique<Source>(recipe, std::move(dataset), *assembly_.policy, options,
-                                       device_, total_);
+    source_ =
+        std::make_unique<Source>(recipe, std::move(dataset), *assembly_.policy, options, device_,
+                                 total_, BatchShare{parallel.rank(), parallel.world_size()});
     build_s_ = seconds_since(start_);
   }
 
@@ -141,10 +147,12 @@ class Bench {
   void submit();
   void take(int64_t leave_in_flight);
   nlohmann::json speed(double flops_executed, double flops_reference) const;
+  nlohmann::json memory() const;
   nlohmann::json profile();
 
   const Recipe& recipe_;
   const BenchOptions& options_;
+  Parallel& parallel_;
   at::Device device_;
   Schedule schedule_;
   Assembly assembly_;
@@ -152,7 +160,7 @@ class Bench {
   Clock::time_point start_;
   double build_s_ = 0, warmup_s_ = 0, wall_ms_ = 0, wait_ms_ = 0;
   int64_t total_ = 0, next_ = 0, num_updates_ = 0;
-  std::vector<double> step_ms_;
+  std::vector<double> step_ms_, exposed_ms_;
   std::vector<double> losses_, grad_norms_;
   models::BatchCost cost_;  // of the last step
 };
@@ -182,7 +190,20 @@ void Bench::take(int64_t leave_in_flight) {
     losses_.push_back(report.loss);
     grad_norms_.push_back(report.grad_norm);
     step_ms_.push_back(report.device_ms);
+    exposed_ms_.push_back(report.exposed_ms);
   }
+}
+
+// Of what the plan speaks of, beside the plan.
+nlohmann::json Bench::memory() const {
+  dist::BucketPlan plan;
+  if (assembly_.sync) {
+    plan = assembly_.sync->plan();
+  } else {
+    plan = plan_gradients(parameters_to_plan(*assembly_.policy).specs, recipe_.parallel, 1);
+  }
+  return memory_plan_json(dist::predict_memory(plan, cost_options(recipe_, parallel_.launch())),
+                          held_memory(assembly_));
 }
 
 nlohmann::json Bench::profile() {
@@ -203,15 +224,17 @@ nlohmann::json Bench::profile() {
 }
 
 nlohmann::json Bench::speed(double executed, double reference) const {
-  const double samples = static_cast<double>(recipe_.train.global_batch);
+  // Of this process; all of them do the same at the same time.
+  const auto processes = static_cast<double>(parallel_.world_size());
+  const double samples = static_cast<double>(recipe_.train.global_batch) / processes;
   std::vector<double> timed(step_ms_.begin() + options_.warmup,
                             step_ms_.begin() + options_.warmup + options_.steps);
   const double mean = wall_ms_ / static_cast<double>(options_.steps);
   const runtime::Percentiles p = runtime::percentiles(timed);
   const double rate = 1e3 * samples / p.median;
   nlohmann::json out;
-  out["samples_per_s"] = runtime::rounded(rate);
-  out["samples_per_s_wall"] = runtime::rounded(1e3 * samples / mean);
+  out["samples_per_s"] = runtime::rounded(processes * rate);
+  out["samples_per_s_wall"] = runtime::rounded(processes * 1e3 * samples / mean);
   out["ms_per_step"] = runtime::percentiles_json(p);
   out["jitter"] = runtime::rounded((p.p90 - p.p10) / p.median);
   out["data_wait_ms"] = runtime::rounded(wait_ms_ / static_cast<double>(options_.steps));
@@ -237,6 +260,8 @@ nlohmann::json Bench::run(BenchLosses* losses) {
   take(0);
   warmup_s_ = seconds_since(start_);
   wait_ms_ = 0;
+  GradientSync::Traffic before;
+  if (assembly_.sync) before = assembly_.sync->traffic();
   const auto timed_start = Clock::now();
   for (int64_t i = 0; i < options_.steps; ++i) {
     submit();
@@ -245,8 +270,18 @@ nlohmann::json Bench::run(BenchLosses* losses) {
   take(0);
   wall_ms_ = 1e3 * seconds_since(timed_start);
   nlohmann::json out = speed(cost_.executed, cost_.reference);
-  const runtime::MemoryReport memory = runtime::memory_report(named_tensors(assembly_), device_);
-  out["memory"] = runtime::memory_report_json(memory);
+  if (assembly_.sync) {
+    OwnSteps own;
+    own.step_ms.assign(step_ms_.begin() + options_.warmup, step_ms_.end());
+    for (size_t i = static_cast<size_t>(options_.warmup); i < exposed_ms_.size(); ++i) {
+      own.exposed_ms += exposed_ms_[i] / static_cast<double>(options_.steps);
+    }
+    own.traffic = assembly_.sync->traffic_since(before);
+    out["parallel"] = parallel_json(parallel_, recipe_, assembly_, own);
+  }
+  const runtime::MemoryReport report = runtime::memory_report(named_tensors(assembly_), device_);
+  out["memory"] = runtime::memory_report_json(report);
+  out["memory"]["plan"] = memory();
   out["warmup_s"] = runtime::rounded(warmup_s_);
   out["build_s"] = runtime::rounded(build_s_);
   const EngineFacts facts = assembly_.engine->facts();
@@ -289,10 +324,11 @@ std::unique_ptr<models::Batch> first_batch(const Recipe& recipe,
 
 nlohmann::json bench_train(const Recipe& recipe, std::shared_ptr<const data::Dataset> dataset,
                            const BenchOptions& options, const FamilyLookup& lookup,
-                           BenchLosses* losses) {
+                           BenchLosses* losses, Parallel* parallel) {
   Recipe bound = with_overrides(recipe, {}, lookup);
   if (dataset) bound.model->bind_dataset(*dataset);
-  Bench bench(bound, std::move(dataset), options);
+  Parallel alone;
+  Bench bench(bound, std::move(dataset), options, parallel != nullptr ? *parallel : alone);
   return bench.run(losses);
 }
 
@@ -351,6 +387,20 @@ std::string bench_text(const nlohmann::json& report) {
       100 * report["mfu"]["reference"].get<double>(), 100 * report["mfu"]["hardware"].get<double>(),
       report["warmup_s"].get<double>(), report["data_wait_ms"].get<double>(),
       report["graph_nodes"].get<int64_t>());
+  if (report.contains("parallel")) {
+    const auto& p = report["parallel"];
+    const auto& profile = report["profile"];
+    out += fmt::format("{} processes, {}: {:.1f} MB sent per step by each", p["world_size"].dump(),
+                       p["strategy"].get<std::string>(), p["sent_mb"].get<double>());
+    if (profile.is_object() && profile.contains("communication_ms")) {
+      out += fmt::format(", {:.2f} ms, of it {:.2f} ms beside nothing else",
+                         profile["communication_ms"].get<double>(),
+                         profile["communication_exposed_ms"].get<double>());
+    } else if (!p["exposed_ms"].is_null()) {
+      out += fmt::format(", waited for {:.2f} ms", p["exposed_ms"].get<double>());
+    }
+    out += "\n";
+  }
   return out;
 }
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "data/dataset.h"
+#include "train/parallel.h"
 #include "train/recipe.h"
 
 namespace longship::train {
@@ -36,11 +37,13 @@ struct BenchLosses {
 };
 
 /// Runs the recipe's step and returns the report: samples_per_s, ms_per_step (median, p10, p90),
-/// warmup_s, mfu, memory, gpu (busy share, gaps, categories), data wait. `dataset` may be null with
-/// synthetic_tokens. On a CPU the profile holds host operators only. Throws what training throws.
+/// warmup_s, mfu, memory and its plan, gpu (busy share, gaps, categories), data wait. `dataset` may
+/// be null with synthetic_tokens. On a CPU the profile holds host operators only. With several
+/// processes (`parallel`) all call it; the report is this one's, but for samples_per_s and
+/// "parallel". Throws what training throws.
 nlohmann::json bench_train(const Recipe& recipe, std::shared_ptr<const data::Dataset> dataset,
                            const BenchOptions& options, const FamilyLookup& lookup,
-                           BenchLosses* losses = nullptr);
+                           BenchLosses* losses = nullptr, Parallel* parallel = nullptr);
 
 /// The largest train.global_batch (as one micro-batch) that fits the device with the recipe's
 /// settings, a multiple of `granularity`, found by doubling and bisecting real steps on random

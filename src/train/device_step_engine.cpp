@@ -64,12 +64,6 @@ class DeviceStepEngine : public StepEngine {
         compute_(runtime::Stream::make(options.device, true)),
         copy_(runtime::Stream::make(options.device)),
         pool_(options.device) {
-    if (options.sync != nullptr && options.graph == GraphMode::kPerMicrobatch) {
-      options_.sync->passes_are_captured();
-    }
-    if (options.sync != nullptr && options.graph == GraphMode::kFullIteration) {
-      options_.sync->steps_are_captured();
-    }
     runtime::synchronize(options.device);  // weights were made on another stream
   }
   ~DeviceStepEngine() override {

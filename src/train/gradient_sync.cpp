@@ -101,12 +101,12 @@ at::Tensor sum_of_bits(const at::Tensor& values) {
 
 std::unique_ptr<GradientSync> make_gradient_sync(dist::Communicator& data,
                                                  dist::Communicator* replicas,
-                                                 const ParallelSection& section,
+                                                 const ParallelSection& section, GraphMode graph,
                                                  models::Policy& policy) {
   if (shards_weights(section)) {
     return std::make_unique<ShardedSync>(data, replicas, section, policy);
   }
-  return std::make_unique<ReplicatedSync>(data, section, policy);
+  return std::make_unique<ReplicatedSync>(data, section, graph, policy);
 }
 
 }  // namespace longship::train

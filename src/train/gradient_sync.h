@@ -24,6 +24,7 @@
 #include "dist/plan.h"
 #include "models/spec.h"
 #include "train/checkpoint_state.h"
+#include "train/graph_mode.h"
 #include "train/optimizer.h"
 #include "train/recipe.h"
 
@@ -73,14 +74,6 @@ class GradientSync {
   /// with the same weights. int64 scalars. After set_values() of all.
   virtual std::vector<std::pair<std::string, at::Tensor>> weight_sums() const = 0;
 
-  /// For engines that capture one pass and replay it for every micro-batch: gradients stay at their
-  /// addresses (otherwise a pass hands its own buffers over), and all weights are whole before the
-  /// first pass. Throws ConfigError where that cannot be.
-  virtual void passes_are_captured() = 0;
-  /// For engines that capture whole steps: where weights come from others, they do so inside the
-  /// step. weights_changed() is then called after every replay too.
-  virtual void steps_are_captured() = 0;
-
   virtual void begin_step() = 0;
   virtual void begin_micro_batch(bool last) = 0;
   /// In place of hooks, where the passes were replayed from a graph: every gradient of the last
@@ -94,7 +87,8 @@ class GradientSync {
   virtual double combine_norm(double norm, bool bad) = 0;
   /// The same in place on the device, fp64 [1], without the host; only with sums_norm().
   virtual void combine_norm(const at::Tensor& norm) = 0;
-  /// Weights were set: by the update, or from outside.
+  /// Weights were set: by the update, or from outside. With captured steps it is called after every
+  /// replay too.
   virtual void weights_changed() = 0;
   /// All weights are whole (on CUDA: for work on the current stream), with has_whole_weights().
   /// Collective where they are due.
@@ -104,6 +98,8 @@ class GradientSync {
   virtual const std::vector<std::string>& missing() const = 0;
   /// What its costs are predicted from.
   virtual const dist::BucketPlan& plan() const = 0;
+  /// Bytes it holds, by component: parameters, gradients, reduce_buffers, gathered.
+  virtual dist::MemoryForecast held_memory() const = 0;
   /// Those whose collectives exchange gradients and weights.
   virtual std::vector<dist::Communicator*> communicators() const = 0;
   /// Rank 0 of all.
@@ -120,11 +116,12 @@ class GradientSync {
 /// Sums of bits as GradientSync::weight_sums() has them. `values`: fp32 or bf16.
 at::Tensor sum_of_bits(const at::Tensor& values);
 
-/// That of the recipe's strategy. `policy` must outlive it. `data` and `replicas`: of Parallel.
-/// Throws ConfigError when the model is too small for so many ranks, or cannot be divided.
+/// That of the recipe's strategy, for an engine that captures `graph`. `policy` must outlive it.
+/// `data` and `replicas`: of Parallel. Throws ConfigError when the model is too small for so many
+/// ranks, or cannot be divided.
 std::unique_ptr<GradientSync> make_gradient_sync(dist::Communicator& data,
                                                  dist::Communicator* replicas,
-                                                 const ParallelSection& section,
+                                                 const ParallelSection& section, GraphMode graph,
                                                  models::Policy& policy);
 
 }  // namespace longship::train

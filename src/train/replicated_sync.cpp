@@ -43,8 +43,8 @@ class ReplicatedSync::UnitWaits : public nn::UnitHooks {
 };
 
 ReplicatedSync::ReplicatedSync(dist::Communicator& data, const ParallelSection& section,
-                               models::Policy& policy)
-    : data_(data), policy_(policy), updated_(policy.parameters()) {
+                               GraphMode graph, models::Policy& policy)
+    : data_(data), policy_(policy), updated_(policy.parameters()), graph_(graph) {
   PlannedParameters planned = parameters_to_plan(policy);
   parameters_ = std::move(planned.infos);
   dist::BucketPlan plan = plan_gradients(std::move(planned.specs), section, data.world_size());
@@ -54,18 +54,20 @@ ReplicatedSync::ReplicatedSync(dist::Communicator& data, const ParallelSection& 
     index_.emplace(info.name, i);
     tensors.push_back({info.tensor, info.row_sparse ? info.row_sparse->grad : at::Tensor()});
   }
+  const auto buffers = graph == GraphMode::kPerMicrobatch ? dist::GradientBuffers::kStay
+                                                          : dist::GradientBuffers::kHandedOver;
   if (section.strategy == "ddp") {
     ddp_ = std::make_unique<dist::GradReducer>(data, std::move(plan), std::move(tensors),
-                                               dist::ReduceMode::kAllReduce, kMissing);
-    reducer().set_first_gradient(dist::FirstGradient::kCopied);
+                                               dist::ReduceMode::kAllReduce, kMissing, buffers);
     return;
   }
   LS_CHECK(section.strategy == "zero1", InternalError, "no gradients are exchanged with '{}'",
            section.strategy);
-  begin_zero1(std::move(plan), std::move(tensors));
+  begin_zero1(std::move(plan), std::move(tensors), buffers);
 }
 
-void ReplicatedSync::begin_zero1(dist::BucketPlan plan, std::vector<dist::ReducedParam> tensors) {
+void ReplicatedSync::begin_zero1(dist::BucketPlan plan, std::vector<dist::ReducedParam> tensors,
+                                 dist::GradientBuffers buffers) {
   pieces_.resize(parameters_.size());
   for (int64_t rank = 0; rank < data_.world_size(); ++rank) {
     const std::vector<dist::OwnedSlice> owned = dist::owned_slices(plan, rank);
@@ -77,12 +79,13 @@ void ReplicatedSync::begin_zero1(dist::BucketPlan plan, std::vector<dist::Reduce
       pieces_[static_cast<size_t>(slice.param)].push_back({rank, slice.begin, slice.end});
     }
   }
-  zero1_ = std::make_unique<dist::Zero1>(data_, std::move(plan), std::move(tensors), kMissing);
-  reducer().set_first_gradient(dist::FirstGradient::kCopied);
+  zero1_ =
+      std::make_unique<dist::Zero1>(data_, std::move(plan), std::move(tensors), kMissing, buffers);
   std::erase_if(updated_, [](const ParamInfo& p) { return p.role != ParamRole::kDecayOnly; });
   for (const dist::ShardSlice& slice : zero1_->slices()) {
     updated_.push_back({slice.name, slice.weights, ParamRole::kTrainable});
   }
+  if (graph_ == GraphMode::kPerMicrobatch) return;
   unit_waits_ = std::make_unique<UnitWaits>(*zero1_, parameters_);
   try {
     policy_.attach(unit_waits_.get());
@@ -94,13 +97,6 @@ void ReplicatedSync::begin_zero1(dist::BucketPlan plan, std::vector<dist::Reduce
 
 ReplicatedSync::~ReplicatedSync() {
   if (unit_waits_) policy_.attach(nullptr);
-}
-
-void ReplicatedSync::passes_are_captured() {
-  reducer().set_first_gradient(dist::FirstGradient::kAdded);
-  if (!unit_waits_) return;
-  policy_.attach(nullptr);
-  unit_waits_.reset();
 }
 
 at::Tensor ReplicatedSync::own_part(const std::string& name, const at::Tensor& whole) const {
@@ -123,6 +119,18 @@ void ReplicatedSync::set_values(AdamW& optimizer, const std::string& name,
 std::vector<std::pair<std::string, at::Tensor>> ReplicatedSync::weight_sums() const {
   std::vector<std::pair<std::string, at::Tensor>> out;
   for (const ParamInfo& info : parameters_) out.emplace_back(info.name, sum_of_bits(info.tensor));
+  return out;
+}
+
+dist::MemoryForecast ReplicatedSync::held_memory() const {
+  dist::MemoryForecast out;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const bool flat = sliced() && !pieces_[i].empty();
+    if (!flat) out.parameters += static_cast<int64_t>(parameters_[i].tensor.nbytes());
+  }
+  if (sliced()) out.parameters += zero1_->weight_bytes();
+  out.gradients = reducer().gradient_bytes();
+  out.reduce_buffers = reducer().buffer_bytes();
   return out;
 }
 
@@ -150,7 +158,7 @@ std::vector<StateSlice> ReplicatedSync::own_state(const AdamW& optimizer, bool l
 void ReplicatedSync::begin_step() {
   if (zero1_) {
     // A graph needs it in every replay, due or not.
-    if (gather_in_step_) zero1_->begin_gather();
+    if (graph_ == GraphMode::kFullIteration) zero1_->begin_gather();
     gather_due_ = false;
     if (!unit_waits_) zero1_->wait_parameters();
     // Others may have dropped them since.
@@ -186,8 +194,8 @@ void ReplicatedSync::combine_norm(const at::Tensor& norm) {
 }
 
 void ReplicatedSync::weights_changed() {
-  gather_due_ = gather_in_step_;
-  if (zero1_ && !gather_in_step_) zero1_->begin_gather();
+  gather_due_ = graph_ == GraphMode::kFullIteration;
+  if (zero1_ && graph_ != GraphMode::kFullIteration) zero1_->begin_gather();
 }
 
 void ReplicatedSync::wait_weights() {

@@ -1,7 +1,11 @@
 #pragma once
 // ddp and zero1: every rank has all weights. ddp: every rank updates everything, from the same
-// bits. zero1: every rank updates its part of each bucket, and the parts are gathered; decay-only
-// parameters are updated by every rank in the same way.
+// bits. zero1: every rank updates its part of each bucket, and the parts are gathered, each unit's
+// in time for its forward pass; decay-only parameters are updated by every rank in the same way.
+//
+// One captured pass that is replayed for every micro-batch needs gradients that stay at their
+// addresses, and all weights before it begins. A captured step gathers weights at its begin, so
+// that it is complete in itself.
 
 #include <cstdint>
 #include <map>
@@ -18,7 +22,8 @@ class ReplicatedSync final : public GradientSync {
  public:
   /// With zero1 the storage of the policy's parameters moves into flat tensors. Throws ConfigError
   /// when the model is too small for so many ranks.
-  ReplicatedSync(dist::Communicator& data, const ParallelSection& section, models::Policy& policy);
+  ReplicatedSync(dist::Communicator& data, const ParallelSection& section, GraphMode graph,
+                 models::Policy& policy);
   ~ReplicatedSync() override;
   ReplicatedSync(const ReplicatedSync&) = delete;
   ReplicatedSync& operator=(const ReplicatedSync&) = delete;
@@ -30,8 +35,6 @@ class ReplicatedSync final : public GradientSync {
   bool has_whole_weights() const override { return true; }
   std::vector<std::pair<std::string, at::Tensor>> weight_sums() const override;
 
-  void passes_are_captured() override;
-  void steps_are_captured() override { gather_in_step_ = true; }
   void begin_step() override;
   void begin_micro_batch(bool last) override { reducer().begin_micro_batch(last); }
   void all_gradients_ready() override { reducer().all_gradients_ready(); }
@@ -43,6 +46,7 @@ class ReplicatedSync final : public GradientSync {
   void wait_weights() override;
   const std::vector<std::string>& missing() const override { return reducer().missing(); }
   const dist::BucketPlan& plan() const override { return reducer().plan(); }
+  dist::MemoryForecast held_memory() const override;
   std::vector<dist::Communicator*> communicators() const override { return {&data_}; }
 
  private:
@@ -52,7 +56,8 @@ class ReplicatedSync final : public GradientSync {
   class UnitWaits;
   /// Whether updated() are parts.
   bool sliced() const { return zero1_ != nullptr; }
-  void begin_zero1(dist::BucketPlan plan, std::vector<dist::ReducedParam> tensors);
+  void begin_zero1(dist::BucketPlan plan, std::vector<dist::ReducedParam> tensors,
+                   dist::GradientBuffers buffers);
   /// The elements of `whole` that belong to this rank's part, 1-D; `whole` itself where parameters
   /// are updated whole; undefined when the rank has none of it.
   at::Tensor own_part(const std::string& name, const at::Tensor& whole) const;
@@ -68,7 +73,8 @@ class ReplicatedSync final : public GradientSync {
   std::unique_ptr<dist::GradReducer> ddp_;
   std::unique_ptr<dist::Zero1> zero1_;
   std::unique_ptr<UnitWaits> unit_waits_;  // null: all weights are waited for before the passes
-  bool gather_in_step_ = false, gather_due_ = false;
+  GraphMode graph_;
+  bool gather_due_ = false;  // captured steps: weights were set since the last gather
 };
 
 }  // namespace longship::train

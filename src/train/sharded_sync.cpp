@@ -75,11 +75,6 @@ std::vector<StateSlice> ShardedSync::own_state(const AdamW& optimizer, bool load
   return replicas_ == nullptr ? out : even_share(out, replicas_->rank(), replicas_->world_size());
 }
 
-void ShardedSync::passes_are_captured() {
-  throw ConfigError(
-      "train.cuda_graph: per_microbatch does not go with parallel.strategy fsdp and hsdp");
-}
-
 void ShardedSync::all_gradients_ready() {
   throw InternalError("gradients of sharded weights come through hooks only");
 }
@@ -104,6 +99,15 @@ void ShardedSync::combine_norm(const at::Tensor& norm) {
   norm.square_();
   shard_.all_reduce(norm, dist::ReduceOp::kSum, "norm").wait();
   norm.sqrt_();
+}
+
+dist::MemoryForecast ShardedSync::held_memory() const {
+  dist::MemoryForecast out;
+  out.parameters = fsdp_->shard_bytes();
+  out.gathered = fsdp_->gathered_bytes();
+  out.gradients = fsdp_->gradient_bytes();
+  out.reduce_buffers = fsdp_->buffer_bytes();
+  return out;
 }
 
 std::vector<dist::Communicator*> ShardedSync::communicators() const {

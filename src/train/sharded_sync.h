@@ -31,8 +31,6 @@ class ShardedSync final : public GradientSync {
   bool has_whole_weights() const override { return false; }
   std::vector<std::pair<std::string, at::Tensor>> weight_sums() const override;
 
-  void passes_are_captured() override;
-  void steps_are_captured() override {}
   void begin_step() override;
   void begin_micro_batch(bool last) override { fsdp_->begin_micro_batch(last); }
   void all_gradients_ready() override;
@@ -44,9 +42,8 @@ class ShardedSync final : public GradientSync {
   void wait_weights() override {}
   const std::vector<std::string>& missing() const override { return missing_; }
   const dist::BucketPlan& plan() const override { return plan_; }
+  dist::MemoryForecast held_memory() const override;
   std::vector<dist::Communicator*> communicators() const override;
-
-  const dist::Fsdp& fsdp() const { return *fsdp_; }
 
  private:
   struct Part {

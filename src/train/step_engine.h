@@ -15,16 +15,10 @@
 
 #include "models/spec.h"
 #include "train/gradient_sync.h"
+#include "train/graph_mode.h"
 #include "train/optimizer.h"
 
 namespace longship::train {
-
-enum class GraphMode {
-  kNone,           // every operator is launched
-  kPerMicrobatch,  // forward and backward of a micro-batch are one graph
-  kFullIteration,  // the whole step, optimizer included, is one graph
-};
-GraphMode parse_graph_mode(const std::string& name);
 
 struct StepEngineOptions {
   at::Device device = at::kCPU;

@@ -164,6 +164,7 @@ CostOptions cost_options(const TrainOptions& options) {
   cost.micro_batches = options.micro_batches;
   cost.reshard = options.reshard;
   cost.shard_size = options.shard_size;
+  cost.gradients_stay = options.buffers == GradientBuffers::kStay;
   return cost;
 }
 
@@ -211,12 +212,11 @@ class Run {
     plan_ = plan_buckets(mlp_.specs, plan);
     if (options.strategy == Strategy::kDdp) {
       ddp_ =
-          std::make_unique<GradReducer>(communicator, plan_, mlp_.tensors, ReduceMode::kAllReduce);
+          std::make_unique<GradReducer>(communicator, plan_, mlp_.tensors, ReduceMode::kAllReduce,
+                                        MissingGradients::kError, options.buffers);
     } else if (options.strategy == Strategy::kZero1) {
-      zero1_ = std::make_unique<Zero1>(communicator, plan_, mlp_.tensors);
-    }
-    if (GradReducer* reducer = zero1_ ? &zero1_->reducer() : ddp_.get()) {
-      reducer->set_first_gradient(options.first_gradient);
+      zero1_ = std::make_unique<Zero1>(communicator, plan_, mlp_.tensors, MissingGradients::kError,
+                                       options.buffers);
     }
     if (options.strategy == Strategy::kHsdp) {
       const HsdpGroups ranks =
@@ -281,7 +281,7 @@ class Run {
       norm = zero1_->grad_norm(*optimizer_);
       zero1_->update(*optimizer_, kLr, norm);
     } else {
-      if (reducer == nullptr) point_at_gradients();
+      point_at_gradients();
       norm = std::sqrt(optimizer_->squared_norm());
       optimizer_->apply(kLr, norm);
     }
@@ -377,7 +377,7 @@ class Run {
     }
     return slices;
   }
-  // The reference: gradients are wherever autograd has put them; an unused one is zero.
+  // Gradients are wherever autograd, or the reducer, has put them; an unused one is zero.
   void point_at_gradients() {
     for (ShardSlice& slice : optimizer_->slices()) {
       const at::Tensor& grad = mlp_.tensors[static_cast<size_t>(slice.param)].param.grad();

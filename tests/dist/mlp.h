@@ -56,7 +56,7 @@ struct TrainOptions {
   int64_t micro_batches = 1;
   at::ScalarType dtype = at::kFloat;
   at::ScalarType reduce_dtype = at::kFloat;
-  FirstGradient first_gradient = FirstGradient::kAdded;
+  GradientBuffers buffers = GradientBuffers::kStay;
   Reshard reshard = Reshard::kAfterForward;
   int64_t shard_size = 0;  // HSDP
   bool recompute = false;

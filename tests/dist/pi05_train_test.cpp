@@ -59,12 +59,12 @@ TEST(Pi05FsdpGpu, TwoDevicesFollowDdp) {
   options.cuda = true;
   options.fused = true;
   options.strategy = Strategy::kDdp;
+  options.micro_batches = 2;
   const TrainResult ddp = train_pi05(2, options);
   if (ddp.losses.empty()) GTEST_SKIP() << "needs two CUDA devices";
   options.strategy = Strategy::kFsdp;
   options.without_memory = true;
   options.recompute = {"full"};
-  options.micro_batches = 2;
   for (const Reshard reshard :
        {Reshard::kAfterForward, Reshard::kNever, Reshard::kAfterOptimizerStep}) {
     options.reshard = reshard;

@@ -254,15 +254,21 @@ TEST(Plan, MemoryByHand) {
   cost.ema = true;
   MemoryForecast m = predict_memory(plan, cost);  // ddp
   EXPECT_EQ(m.parameters, 1000 * 2 + 8 * 4 + 100 * 2);
-  EXPECT_EQ(m.gradients, 1008 * 2 + 8 * 4);
-  EXPECT_EQ(m.reduce_buffers, 1008 * 4);
+  EXPECT_EQ(m.gradients, 1008 * 4 + 8 * 4);
+  EXPECT_EQ(m.reduce_buffers, 0);
   EXPECT_EQ(m.masters, 1000 * 4);
   EXPECT_EQ(m.moments, 1008 * 8);
   EXPECT_EQ(m.ema, 1008 * 4);
+  cost.gradients_stay = true;
+  m = predict_memory(plan, cost);
+  EXPECT_EQ(m.gradients, 1008 * 2 + 8 * 4);
+  EXPECT_EQ(m.reduce_buffers, 1008 * 4);
+  cost.gradients_stay = false;
   cost.strategy = Strategy::kZero1;
   m = predict_memory(plan, cost);
   EXPECT_EQ(m.parameters, 1008 * 2 + 8 * 4 + 100 * 2);
-  EXPECT_EQ(m.reduce_buffers, 1008 * 4 + (504 + 4) * 4);
+  EXPECT_EQ(m.gradients, 1008 * 4 + 8 * 4);
+  EXPECT_EQ(m.reduce_buffers, (504 + 4) * 4);
   EXPECT_EQ(m.masters, 504 * 4);
   EXPECT_EQ(m.moments, (504 + 4) * 8);
   cost.strategy = Strategy::kFsdp;

@@ -34,22 +34,22 @@ TEST(TrainTwoRanks, EveryStrategyFollowsTheSingleProcess) {
   }
 }
 
-// Taking autograd's buffer over changes no bit against adding it to zeros.
-TEST(TrainTwoRanks, CopiedFirstGradientsAreTheSameBits) {
+// Taking autograd's buffers over changes no bit against adding them to zeros.
+TEST(TrainTwoRanks, GradientsThatAreHandedOverAreTheSameBits) {
   for (const Strategy strategy : {Strategy::kDdp, Strategy::kZero1}) {
     for (const int64_t micro : {1, 3}) {
       TrainOptions options;
       options.strategy = strategy;
       options.micro_batches = micro;
       const TrainResult added = train_ranks(2, options);
-      options.first_gradient = FirstGradient::kCopied;
+      options.buffers = GradientBuffers::kHandedOver;
       const TrainResult copied = train_ranks(2, options);
       EXPECT_EQ(copied.losses, added.losses) << micro;
       EXPECT_EQ(copied.weights, added.weights) << micro;
       // Also where they go straight into a wire of another type.
       options.reduce_dtype = at::kBFloat16;
       const TrainResult wired = train_ranks(2, options);
-      options.first_gradient = FirstGradient::kAdded;
+      options.buffers = GradientBuffers::kStay;
       const TrainResult unwired = train_ranks(2, options);
       EXPECT_EQ(wired.losses, unwired.losses) << micro;
       EXPECT_EQ(wired.weights, unwired.weights) << micro;

@@ -59,7 +59,7 @@ TEST_F(ParallelGpu, TwoFollowOne) {
     const std::vector<std::string> base = {fmt::format("train.dtype={}", dtype),
                                            "train.tf32=false"};
     const auto one = run(fmt::format("one_{}", dtype), 1, base);
-    for (const char* strategy : {"ddp", "zero1"}) {
+    for (const char* strategy : {"ddp", "zero1", "fsdp"}) {
       auto more = base;
       more.push_back(fmt::format("parallel.strategy={}", strategy));
       const auto two = run(fmt::format("{}_{}", strategy, dtype), 2, more);
@@ -71,11 +71,12 @@ TEST_F(ParallelGpu, TwoFollowOne) {
 
 // Collectives inside graphs, and after replayed passes, change no bit.
 TEST_F(ParallelGpu, GraphsRepeatEagerSteps) {
-  for (const char* strategy : {"ddp", "zero1"}) {
+  for (const char* strategy : {"ddp", "zero1", "fsdp"}) {
     const std::vector<std::string> base = {"train.dtype=bf16",
                                            fmt::format("parallel.strategy={}", strategy)};
     const auto eager = run(fmt::format("{}_eager", strategy), 2, base);
     for (const char* mode : {"per_microbatch", "full_iteration"}) {
+      if (strategy == std::string("fsdp") && mode == std::string("per_microbatch")) continue;
       auto more = base;
       more.push_back(fmt::format("train.cuda_graph={}", mode));
       const std::string name = fmt::format("{}_{}", strategy, mode);

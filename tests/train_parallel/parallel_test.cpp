@@ -138,7 +138,7 @@ TEST(ParallelPlan, FlatWeightsKeepStacksTogether) {
     recipe.model->bind_dataset(*open_dataset(recipe));
     const auto policy = recipe.family->build(*recipe.model, build_options(recipe, at::kCPU));
     const auto stacks = stacks_of(*policy);
-    const ReplicatedSync sync(group->world(), recipe.parallel, *policy);
+    const ReplicatedSync sync(group->world(), recipe.parallel, GraphMode::kNone, *policy);
     std::string text = stacks.size() > 5 ? "" : "few stacks ";
     const auto first = [](const at::Tensor& t) { return t.storage().data(); };
     for (const auto& stack : stacks) {
@@ -168,7 +168,10 @@ TEST(ParallelPlan, WeightsAreWaitedForUnitByUnit) {
     recipe.model->bind_dataset(*open_dataset(recipe));
     const auto policy = recipe.family->build(*recipe.model, build_options(recipe, at::kCPU));
     policy->initialise(1, {});
-    ReplicatedSync sync(group->world(), recipe.parallel, *policy);
+    const auto make = [&](GraphMode graph) {
+      return std::make_unique<ReplicatedSync>(group->world(), recipe.parallel, graph, *policy);
+    };
+    auto sync = make(GraphMode::kNone);
     const auto counts = [&] {  // gathers launched, and waited for
       std::pair<size_t, size_t> out;
       for (const dist::FlightEntry& entry : group->world().flight_record()) {
@@ -179,7 +182,7 @@ TEST(ParallelPlan, WeightsAreWaitedForUnitByUnit) {
       return out;
     };
     const auto batch = recipe.family->synthetic_batch(*recipe.model, {2, 1, 10}, 3);
-    const size_t all = sync.plan().buckets.size();
+    const size_t all = sync->plan().buckets.size();
     std::string text = all > 5 ? "" : "few buckets ";
     const auto expect = [&](size_t launched, size_t waited, const char* what) {
       const auto [have, awaited] = counts();
@@ -187,25 +190,26 @@ TEST(ParallelPlan, WeightsAreWaitedForUnitByUnit) {
       text += fmt::format("{}: {} and {} of {} and {}; ", what, have, awaited, launched, waited);
     };
     const auto pass = [&] {
-      sync.begin_micro_batch(true);
+      sync->begin_micro_batch(true);
       policy->loss(*batch, {1, 2}).loss.backward();
     };
-    sync.weights_changed();
-    sync.begin_step();
+    sync->weights_changed();
+    sync->begin_step();
     expect(all, 0, "before the pass");
     pass();
     expect(all, all, "after the pass");
-    sync.finish();
-    sync.steps_are_captured();
-    sync.weights_changed();
+    sync->finish();
+    sync.reset();
+    sync = make(GraphMode::kFullIteration);
+    sync->weights_changed();
     expect(all, all, "noted");
-    sync.begin_step();
+    sync->begin_step();
     expect(2 * all, all, "inside the step");
     pass();
-    sync.finish();
+    sync->finish();
     expect(2 * all, 2 * all, "after the step");
-    sync.weights_changed();
-    sync.wait_weights();
+    sync->weights_changed();
+    sync->wait_weights();
     expect(3 * all, 3 * all, "whole for a checkpoint");
     group->close();
     return text;

@@ -17,19 +17,20 @@ using testing::worst_error;
 struct Layout {
   int64_t world;
   const char* strategy;
+  const char* more = "parallel.timeout_s=60";
 };
 
 TEST(ParallelResumeFull, EveryPairOfLayouts) {
   const fs::path root = longship::testing::scratch_dir("presume_full");
-  const std::vector<Layout> layouts = {{1, "none"}, {1, "zero1"}, {2, "ddp"},   {2, "zero1"},
-                                       {2, "fsdp"}, {3, "ddp"},   {3, "zero1"}, {3, "fsdp"},
-                                       {4, "ddp"},  {4, "zero1"}, {4, "fsdp"},  {4, "hsdp"}};
+  const std::vector<Layout> layouts = {{1, "none"},  {1, "zero1"}, {2, "ddp"},
+                                       {2, "zero1"}, {2, "fsdp"},  {3, "ddp"},
+                                       {3, "zero1"}, {3, "fsdp"},  {4, "ddp"},
+                                       {4, "zero1"}, {4, "fsdp"},  {4, "hsdp", "parallel.shard=2"}};
   const auto run = [&](const fs::path& folder, const Layout& layout,
                        std::vector<std::string> more) {
-    more.insert(more.end(),
-                {"train.steps=6", "train.global_batch=12", "train.micro_batch=1",
-                 "checkpoint.every=3", fmt::format("parallel.strategy={}", layout.strategy)});
-    if (layout.strategy == std::string("hsdp")) more.push_back("parallel.shard=2");
+    more.insert(more.end(), {"train.steps=6", "train.global_batch=12", "train.micro_batch=1",
+                             "checkpoint.every=3",
+                             fmt::format("parallel.strategy={}", layout.strategy), layout.more});
     return losses_of(pi05_run(folder, layout.world, more));
   };
   const auto whole = run(root / "whole", layouts[0], {});
