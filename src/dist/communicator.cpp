@@ -178,6 +178,15 @@ FlightEntry* Communicator::find(int64_t sequence) {
   return &flight_[static_cast<size_t>(sequence - flight_.front().sequence)];
 }
 
+void Communicator::time_on(at::Device device) {
+  clock_ = std::make_unique<DeviceClock>(device);
+}
+
+void Communicator::add_times(const StepTimes& times) {
+  const std::lock_guard lock(mutex_);
+  for (const auto& [name, ms] : times.collectives) counters_[name].elapsed_ms += ms;
+}
+
 Handle Communicator::launch(CollectiveKind kind, const at::Tensor& whole, const std::string& name,
                             const std::string& detail,
                             const std::function<std::unique_ptr<Pending>(Transport&)>& start) {
@@ -203,7 +212,9 @@ Handle Communicator::launch(CollectiveKind kind, const at::Tensor& whole, const 
     counters_[name] += counted;
   }
   try {
+    if (clock_) clock_->collective_begins();
     state->pending = start(*transport_);
+    if (clock_) clock_->collective_launched(*state->pending, name);
   } catch (const std::exception& error) {
     fail(entry, error.what());
   }
@@ -223,6 +234,7 @@ void Communicator::await(Handle::State& state) {
   std::string reason;
   bool failed = false;
   try {
+    const WaitTime timed(*this);
     state.pending->wait();
   } catch (const std::exception& error) {
     failed = true;
@@ -235,10 +247,12 @@ void Communicator::await(Handle::State& state) {
     waiting_.reset();
     FlightEntry* entry = find(state.entry.sequence);
     if (entry != nullptr && !failed) entry->finished_s = until;
-    CollectiveCounter spent;
-    spent.elapsed_ms = 1e3 * (until - state.entry.launched_s);
-    spent.exposed_ms = 1e3 * (until - from);
-    counters_[state.counter] += spent;
+    if (!clock_) {  // on a device the host does not wait
+      CollectiveCounter spent;
+      spent.elapsed_ms = 1e3 * (until - state.entry.launched_s);
+      spent.exposed_ms = 1e3 * (until - from);
+      counters_[state.counter] += spent;
+    }
   }
   if (failed) fail(state.entry, reason);
   state.kept.clear();

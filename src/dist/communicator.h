@@ -16,6 +16,7 @@
 #include <thread>
 #include <vector>
 
+#include "dist/device_clock.h"
 #include "dist/transport.h"
 
 namespace longship::dist {
@@ -35,8 +36,9 @@ struct CollectiveCounter {
   int64_t count = 0;
   int64_t tensor_bytes = 0;  // of whole tensors
   int64_t wire_bytes = 0;    // sent by this rank, by ring_bytes()
-  double elapsed_ms = 0;     // from launch to the end of wait(); overlapped ones count fully
-  double exposed_ms = 0;     // spent inside wait() on the host
+  double elapsed_ms = 0;  // from launch to the end of wait(), or as the device ran it; overlapped
+                          // ones count fully
+  double exposed_ms = 0;  // spent inside wait() on the host
 
   CollectiveCounter& operator+=(const CollectiveCounter& other);
 };
@@ -133,6 +135,13 @@ class Communicator {
   /// bytes; times of a graph are not known.
   void count_again(const std::map<std::string, CollectiveCounter>& captured);
 
+  /// Collectives of steps are timed on the device from now on, see device_clock.h; add_times()
+  /// brings the times into the counters.
+  void time_on(at::Device device);
+  /// Null before time_on().
+  DeviceClock* clock() const { return clock_.get(); }
+  void add_times(const StepTimes& times);
+
   /// What the host waits for right now, and for how long; nullopt when it does not.
   struct Waiting {
     FlightEntry entry;
@@ -163,6 +172,7 @@ class Communicator {
   std::string save_flight_record() const;
 
   std::unique_ptr<Transport> transport_;
+  std::unique_ptr<DeviceClock> clock_;
   CommunicatorOptions options_;
   int64_t rank_, world_size_;
   std::chrono::steady_clock::time_point begin_;

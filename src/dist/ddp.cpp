@@ -273,7 +273,10 @@ void GradReducer::finish() {
     send_complete(/*include_external=*/true);
     sending_ = false;
   }
-  for (BucketState& bucket : buckets_) bucket.handle.wait();
+  {
+    const WaitTime together(communicator_);
+    for (BucketState& bucket : buckets_) bucket.handle.wait();
+  }
   if (mode_ == ReduceMode::kAllReduce) point_at_means();
 }
 

@@ -155,6 +155,9 @@ class Policy {
   virtual void load_training_state(std::span<const NamedTensor> state) {
     LS_CHECK(state.empty(), CheckpointError, "unexpected training state '{}'", state.front().name);
   }
+  /// Tensors of that state whose elements are the largest values seen so far. Several processes
+  /// share the largest of each after the passes of a step, so that they scale alike.
+  virtual std::vector<at::Tensor> shared_maxima() { return {}; }
   /// With Fp8Options::measure, after a backward pass.
   virtual std::vector<nn::Fp8Measurement> fp8_measurements() { return {}; }
   /// Large tensors besides the parameters, by name, for memory reports.

@@ -18,6 +18,8 @@ class Stream {
   Stream() = default;
   /// `high_priority` streams are served first by the device.
   static Stream make(c10::Device device, bool high_priority = false);
+  /// The one on which this thread enqueues work for `device`.
+  static Stream current(c10::Device device);
   /// Blocks the host until everything enqueued is done.
   void synchronize() const;
 

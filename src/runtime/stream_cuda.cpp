@@ -45,6 +45,14 @@ Stream Stream::make(c10::Device device, bool high_priority) {
   return out;
 }
 
+Stream Stream::current(c10::Device device) {
+  Stream out;
+  if (device.is_cuda()) {
+    out.impl_ = std::make_shared<Impl>(Impl{c10::cuda::getCurrentCUDAStream(device.index())});
+  }
+  return out;
+}
+
 void Stream::synchronize() const {
   if (impl_) impl_->stream.synchronize();
 }

@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <chrono>
 #include <deque>
-#include <limits>
 #include <map>
 #include <optional>
 #include <thread>
@@ -35,11 +34,7 @@ struct Plan {
   bool ran = false;  // once eagerly, so that libraries have made their plans and workspaces
   /// Collectives inside the graph, which the communicator does not see when it is replayed.
   GradientSync::Traffic traffic;
-};
-
-/// Where the device stops to wait for other processes, and goes on.
-struct Exposed {
-  runtime::Event from{/*with_time=*/true}, until{/*with_time=*/true};
+  GradientSync::Timed timed;  // stamps of a replay
 };
 
 /// A step whose report has not been taken. Holds the device batches until the device is done.
@@ -50,8 +45,8 @@ struct Pending {
   at::Tensor losses;  // pinned [num_micro, 1 + metrics] fp32
   at::Tensor report;  // pinned, the optimizer's
   std::vector<std::string> missing;
-  bool exposed_known = false;
-  Exposed exposed;
+  GradientSync::Timed timed;
+  std::vector<at::Tensor> stamps;  // pinned
   runtime::Event done{/*with_time=*/true};
 };
 
@@ -64,6 +59,7 @@ class DeviceStepEngine : public StepEngine {
         compute_(runtime::Stream::make(options.device, true)),
         copy_(runtime::Stream::make(options.device)),
         pool_(options.device) {
+    if (options.sync != nullptr) options_.sync->time_on(options.device);
     runtime::synchronize(options.device);  // weights were made on another stream
   }
   ~DeviceStepEngine() override {
@@ -83,10 +79,10 @@ class DeviceStepEngine : public StepEngine {
   Plan& plan_for(const Batches& micro);
   void reset_gradients();
   void micro_step(const models::Batch& batch, at::Tensor row, int64_t count);
-  void update(Exposed* exposed);
+  void update();
   at::Tensor loss_row(int64_t m) { return losses_.defined() ? losses_.select(0, m) : losses_; }
-  void whole_step(const Batches& batches, Exposed* exposed);
-  void run_captured(Plan& plan, const Batches& batches, Pending& pending);
+  GradientSync::Timed whole_step(const Batches& batches);
+  GradientSync::Timed run_captured(Plan& plan, const Batches& batches);
   void capture(Plan& plan, const std::function<void()>& work);
   void await(const runtime::Event& event) const;
 
@@ -131,14 +127,11 @@ void DeviceStepEngine::reset_gradients() {
                                                                    : GradReset::kDrop);
 }
 
-// From the gradients to the weights. The events of `exposed`, where it is given, frame the wait for
-// gradients; the collectives themselves run beside the backward pass.
-void DeviceStepEngine::update(Exposed* exposed) {
+// From the gradients to the weights.
+void DeviceStepEngine::update() {
   GradientSync* sync = options_.sync;
   if (sync == nullptr) return optimizer_.enqueue_step();
-  if (exposed != nullptr) exposed->from.record(compute_);
   sync->finish();
-  if (exposed != nullptr) exposed->until.record(compute_);
   if (!sync->sums_norm()) return optimizer_.enqueue_step();
   optimizer_.enqueue_norm();
   sync->combine_norm(optimizer_.norm());
@@ -146,15 +139,17 @@ void DeviceStepEngine::update(Exposed* exposed) {
   sync->weights_changed();
 }
 
-void DeviceStepEngine::whole_step(const Batches& batches, Exposed* exposed) {
+GradientSync::Timed DeviceStepEngine::whole_step(const Batches& batches) {
   const int64_t count = static_cast<int64_t>(batches.size());
+  if (options_.sync != nullptr) options_.sync->begin_times();
   reset_gradients();
   policy_.begin_step();
   for (int64_t m = 0; m < count; ++m) {
     if (options_.sync != nullptr) options_.sync->begin_micro_batch(m + 1 == count);
     micro_step(*batches[static_cast<size_t>(m)], loss_row(m), count);
   }
-  update(exposed);
+  update();
+  return options_.sync != nullptr ? options_.sync->end_times() : GradientSync::Timed();
 }
 
 void DeviceStepEngine::capture(Plan& plan, const std::function<void()>& work) {
@@ -166,7 +161,7 @@ void DeviceStepEngine::capture(Plan& plan, const std::function<void()>& work) {
   ++facts_.captures;
 }
 
-void DeviceStepEngine::run_captured(Plan& plan, const Batches& batches, Pending& pending) {
+GradientSync::Timed DeviceStepEngine::run_captured(Plan& plan, const Batches& batches) {
   const int64_t count = static_cast<int64_t>(batches.size());
   GradientSync* sync = options_.sync;
   if (options_.graph == GraphMode::kFullIteration) {
@@ -176,14 +171,15 @@ void DeviceStepEngine::run_captured(Plan& plan, const Batches& batches, Pending&
     } else {
       if (sync == nullptr) optimizer_.zero_grad(GradReset::kDrop);
       const auto before = sync == nullptr ? plan.traffic : sync->traffic();
-      capture(plan, [&] { whole_step(plan.inputs, nullptr); });
+      capture(plan, [&] { plan.timed = whole_step(plan.inputs); });
       if (sync != nullptr) plan.traffic = sync->traffic_since(before);
     }
     plan.graph->replay();
     if (sync != nullptr) sync->weights_changed();
     facts_.graph_nodes = plan.graph->num_nodes();
-    return;
+    return plan.timed;
   }
+  if (sync != nullptr) sync->begin_times();
   reset_gradients();
   policy_.begin_step();
   for (int64_t m = 0; m < count; ++m) {
@@ -200,8 +196,8 @@ void DeviceStepEngine::run_captured(Plan& plan, const Batches& batches, Pending&
     sync->begin_micro_batch(/*last=*/true);
     sync->all_gradients_ready();
   }
-  pending.exposed_known = true;
-  update(&pending.exposed);
+  update();
+  return sync != nullptr ? sync->end_times() : GradientSync::Timed();
 }
 
 Plan& DeviceStepEngine::plan_for(const Batches& micro) {
@@ -247,17 +243,18 @@ void DeviceStepEngine::submit(int64_t step, Batches micro, int64_t num_updates,
                             {num_updates + 1, next.lr, next.weight_decay});
   Plan& plan = plan_for(pending.batches);
   if (options_.graph == GraphMode::kNone) {
-    pending.exposed_known = true;
-    whole_step(pending.batches, &pending.exposed);
+    pending.timed = whole_step(pending.batches);
   } else if (!plan.ran) {
     const runtime::PoolScope in_pool(pool_, compute_);
-    pending.exposed_known = true;
-    whole_step(pending.batches, &pending.exposed);
+    pending.timed = whole_step(pending.batches);
     plan.ran = true;
   } else {
-    run_captured(plan, pending.batches, pending);
+    pending.timed = run_captured(plan, pending.batches);
   }
-  if (options_.sync != nullptr) pending.missing = options_.sync->missing();
+  if (options_.sync != nullptr) {
+    pending.missing = options_.sync->missing();
+    pending.stamps = options_.sync->copy_stamps(pending.timed);
+  }
   const auto to_host = [](const at::Tensor& device) {
     at::Tensor host =
         at::empty(device.sizes(), device.options().device(at::kCPU).pinned_memory(true));
@@ -291,8 +288,7 @@ StepReport DeviceStepEngine::take_report() {
   last_end_ = std::move(pending.done);
   if (options_.sync != nullptr) {
     out.missing = std::move(pending.missing);
-    out.exposed_ms = pending.exposed_known ? pending.exposed.until.ms_since(pending.exposed.from)
-                                           : std::numeric_limits<double>::quiet_NaN();
+    out.exposed_ms = options_.sync->read_times(pending.timed, pending.stamps);
   }
   const int64_t columns = pending.losses.size(1);
   const float* values = pending.losses.const_data_ptr<float>();

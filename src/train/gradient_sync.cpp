@@ -1,5 +1,6 @@
 #include "train/gradient_sync.h"
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/sum.h>
 
 #include <algorithm>
@@ -74,6 +75,42 @@ bool GradientSync::first() const {
   const std::vector<dist::Communicator*> all = communicators();
   return std::all_of(all.begin(), all.end(),
                      [](const dist::Communicator* one) { return one->rank() == 0; });
+}
+
+void GradientSync::time_on(at::Device device) {
+  for (dist::Communicator* one : communicators()) one->time_on(device);
+}
+
+void GradientSync::begin_times() {
+  for (dist::Communicator* one : communicators()) one->clock()->begin();
+}
+
+GradientSync::Timed GradientSync::end_times() {
+  Timed out;
+  for (dist::Communicator* one : communicators()) out.push_back(one->clock()->end());
+  return out;
+}
+
+std::vector<at::Tensor> GradientSync::copy_stamps(const Timed& step) const {
+  std::vector<at::Tensor> out;
+  const std::vector<dist::Communicator*> all = communicators();
+  for (size_t i = 0; i < all.size(); ++i) {
+    const at::Tensor used = all[i]->clock()->stamps().narrow(0, 0, step[i].num_slots);
+    out.push_back(at::empty(used.sizes(), at::TensorOptions(at::kLong).pinned_memory(true)));
+    out.back().copy_(used, /*non_blocking=*/true);
+  }
+  return out;
+}
+
+double GradientSync::read_times(const Timed& step, const std::vector<at::Tensor>& stamps) {
+  double waited = 0;
+  const std::vector<dist::Communicator*> all = communicators();
+  for (size_t i = 0; i < all.size(); ++i) {
+    const dist::StepTimes times = dist::DeviceClock::read(step[i], stamps[i]);
+    all[i]->add_times(times);
+    waited += times.waited;
+  }
+  return waited;
 }
 
 GradientSync::Traffic GradientSync::traffic() const {

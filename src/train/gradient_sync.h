@@ -105,6 +105,21 @@ class GradientSync {
   /// Rank 0 of all.
   bool first() const;
 
+  // ---- Times on a device, for engines that enqueue steps. --------------------------------------
+
+  /// What the stamps of a step mean, by communicator.
+  using Timed = std::vector<dist::TimedStep>;
+  /// Once. `device`: a CUDA device.
+  void time_on(at::Device device);
+  /// Frame the enqueueing, or capture, of a step.
+  void begin_times();
+  Timed end_times();
+  /// Copies for read_times(), pinned, enqueued on the current stream behind the step.
+  std::vector<at::Tensor> copy_stamps(const Timed& step) const;
+  /// When the copies are there: brings the times of collectives into the counters and returns how
+  /// long the step's work waited for them, ms.
+  double read_times(const Timed& step, const std::vector<at::Tensor>& stamps);
+
   /// Counted so far.
   Traffic traffic() const;
   /// Since `before`.

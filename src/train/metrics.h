@@ -30,10 +30,8 @@ struct ParallelRecord {
   int64_t world_size = 1;
   double wire_mb = 0;     // sent by this process in the exchange of gradients and weights, 10^6
                           // bytes, as a ring would
-  double comm_ms = 0;     // of these collectives from begin to end, whatever ran meanwhile; NaN on
-                          // a GPU, where only the device knows
-  double exposed_ms = 0;  // of it, waited for with nothing else to do: mean over the processes; NaN
-                          // inside captured steps
+  double comm_ms = 0;     // of these collectives from begin to end, whatever ran meanwhile
+  double exposed_ms = 0;  // of it, waited for with nothing else to do: mean over the processes
   /// Time of a step without waiting for others, on the slowest and the fastest process.
   int64_t slowest_rank = 0;
   double slowest_ms = 0, fastest_ms = 0;

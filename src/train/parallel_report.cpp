@@ -11,10 +11,6 @@
 namespace longship::train {
 namespace {
 
-nlohmann::json number(double value) {
-  return std::isfinite(value) ? nlohmann::json(runtime::rounded(value)) : nlohmann::json(nullptr);
-}
-
 std::map<std::string, dist::CollectiveCounter> over_all(const GradientSync::Traffic& traffic) {
   std::map<std::string, dist::CollectiveCounter> out;
   for (const auto& counters : traffic) {
@@ -96,9 +92,8 @@ nlohmann::json parallel_json(Parallel& parallel, const Recipe& recipe, const Ass
   const auto steps = static_cast<double>(std::max<size_t>(own.step_ms.size(), 1));
   const auto predicted =
       dist::predict_communication(assembly.sync->plan(), cost_options(recipe, parallel.launch()));
-  const bool timed = assembly.policy->parameters().front().tensor.device().is_cpu();
   nlohmann::json collectives = nlohmann::json::object();
-  double sent = 0, planned = 0;
+  double sent = 0, planned = 0, spent = 0;
   for (const auto& [name, counter] : over_all(own.traffic)) {
     const auto found = predicted.find(name);
     const double mb = 1e-6 * static_cast<double>(counter.wire_bytes) / steps;
@@ -106,19 +101,20 @@ nlohmann::json parallel_json(Parallel& parallel, const Recipe& recipe, const Ass
         found == predicted.end() ? 0 : 1e-6 * static_cast<double>(found->second.wire_bytes);
     sent += mb;
     planned += plan_mb;
-    collectives[name] = {
-        {"count", runtime::rounded(static_cast<double>(counter.count) / steps)},
-        {"mb", runtime::rounded(mb)},
-        {"predicted_mb", runtime::rounded(plan_mb)},
-        {"ms", timed ? number(counter.elapsed_ms / steps) : nlohmann::json(nullptr)},
-        {"exposed_ms", timed ? number(counter.exposed_ms / steps) : nlohmann::json(nullptr)}};
+    spent += counter.elapsed_ms / steps;
+    collectives[name] = {{"count", runtime::rounded(static_cast<double>(counter.count) / steps)},
+                         {"mb", runtime::rounded(mb)},
+                         {"predicted_mb", runtime::rounded(plan_mb)},
+                         {"ms", runtime::rounded(counter.elapsed_ms / steps)}};
   }
   const double median = runtime::percentiles(own.step_ms).median;
   const auto rows = parallel.gather({median, median - own.exposed_ms});
   nlohmann::json ranks = nlohmann::json::array();
   size_t slowest = 0;
   for (size_t r = 0; r < rows.size(); ++r) {
-    ranks.push_back({{"rank", r}, {"step_ms", number(rows[r][0])}, {"own_ms", number(rows[r][1])}});
+    ranks.push_back({{"rank", r},
+                     {"step_ms", runtime::rounded(rows[r][0])},
+                     {"own_ms", runtime::rounded(rows[r][1])}});
     if (rows[r][1] > rows[slowest][1]) slowest = r;
   }
   return {{"world_size", parallel.world_size()},
@@ -126,7 +122,8 @@ nlohmann::json parallel_json(Parallel& parallel, const Recipe& recipe, const Ass
           {"collectives", collectives},
           {"sent_mb", runtime::rounded(sent)},
           {"predicted_mb", runtime::rounded(planned)},
-          {"exposed_ms", number(own.exposed_ms)},
+          {"comm_ms", runtime::rounded(spent)},
+          {"exposed_ms", runtime::rounded(own.exposed_ms)},
           {"ranks", ranks},
           {"slowest_rank", slowest}};
 }

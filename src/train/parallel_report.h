@@ -27,13 +27,12 @@ nlohmann::json memory_plan_json(const dist::MemoryForecast& planned,
 /// Of the timed steps of one process.
 struct OwnSteps {
   std::vector<double> step_ms;
-  double exposed_ms = 0;  // waiting for others, mean of a step; NaN: not known
+  double exposed_ms = 0;  // waiting for others, mean of a step
   GradientSync::Traffic traffic;
 };
-/// {"world_size", "strategy", "collectives": {name: {"count", "mb", "predicted_mb", "ms",
-/// "exposed_ms"}} per step of this process (times null on a device, whose profile has them),
-/// "sent_mb", "predicted_mb", "exposed_ms", "ranks": [{"rank", "step_ms", "own_ms"}],
-/// "slowest_rank"} Collective.
+/// {"world_size", "strategy", "collectives": {name: {"count", "mb", "predicted_mb", "ms"}} per step
+/// of this process, "sent_mb", "predicted_mb", "comm_ms", "exposed_ms", "ranks": [{"rank",
+/// "step_ms", "own_ms"}], "slowest_rank"}. Collective.
 nlohmann::json parallel_json(Parallel& parallel, const Recipe& recipe, const Assembly& assembly,
                              const OwnSteps& own);
 

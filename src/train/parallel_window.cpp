@@ -1,7 +1,6 @@
 #include "train/parallel_window.h"
 
 #include <algorithm>
-#include <limits>
 
 namespace longship::train {
 
@@ -20,7 +19,7 @@ void ParallelWindow::add(const std::vector<std::vector<double>>& rows, size_t st
   }
 }
 
-ParallelRecord ParallelWindow::record(int64_t world_size, bool timed, int64_t num_steps) {
+ParallelRecord ParallelWindow::record(int64_t world_size, int64_t num_steps) {
   ParallelRecord out;
   out.world_size = world_size;
   const double steps = static_cast<double>(std::max<int64_t>(num_steps, 1));
@@ -32,7 +31,6 @@ ParallelRecord ParallelWindow::record(int64_t world_size, bool timed, int64_t nu
     }
     before_[i] = now;
   }
-  if (!timed) out.comm_ms = std::numeric_limits<double>::quiet_NaN();
   if (own_ms_.empty()) return out;
   out.exposed_ms = exposed_ms_ / steps / static_cast<double>(own_ms_.size());
   const auto [fastest, slowest] = std::minmax_element(own_ms_.begin(), own_ms_.end());

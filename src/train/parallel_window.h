@@ -16,11 +16,10 @@ class ParallelWindow {
   /// `data`: those whose collectives are counted. What they have counted so far belongs to no step.
   void begin(std::vector<dist::Communicator*> data);
   /// One step: a row per rank, with the step's milliseconds in column `step_ms` and those of them
-  /// spent waiting for others in column `exposed_ms` (NaN: not known).
+  /// spent waiting for others in column `exposed_ms`.
   void add(const std::vector<std::vector<double>>& rows, size_t step_ms, size_t exposed_ms);
-  /// The record of the steps since clear(). `timed`: whether the times of collectives are known
-  /// (not on a GPU).
-  ParallelRecord record(int64_t world_size, bool timed, int64_t num_steps);
+  /// The record of the steps since clear().
+  ParallelRecord record(int64_t world_size, int64_t num_steps);
   void clear();
 
  private:

@@ -44,7 +44,12 @@ class ReplicatedSync::UnitWaits : public nn::UnitHooks {
 
 ReplicatedSync::ReplicatedSync(dist::Communicator& data, const ParallelSection& section,
                                GraphMode graph, models::Policy& policy)
-    : data_(data), policy_(policy), updated_(policy.parameters()), graph_(graph) {
+    : data_(data),
+      policy_(policy),
+      updated_(policy.parameters()),
+      passes_are_captured_(graph == GraphMode::kPerMicrobatch) {
+  gathers_in_step_ =
+      graph == GraphMode::kFullIteration || updated_.front().tensor.device().is_cuda();
   PlannedParameters planned = parameters_to_plan(policy);
   parameters_ = std::move(planned.infos);
   dist::BucketPlan plan = plan_gradients(std::move(planned.specs), section, data.world_size());
@@ -54,8 +59,8 @@ ReplicatedSync::ReplicatedSync(dist::Communicator& data, const ParallelSection& 
     index_.emplace(info.name, i);
     tensors.push_back({info.tensor, info.row_sparse ? info.row_sparse->grad : at::Tensor()});
   }
-  const auto buffers = graph == GraphMode::kPerMicrobatch ? dist::GradientBuffers::kStay
-                                                          : dist::GradientBuffers::kHandedOver;
+  const auto buffers =
+      passes_are_captured_ ? dist::GradientBuffers::kStay : dist::GradientBuffers::kHandedOver;
   if (section.strategy == "ddp") {
     ddp_ = std::make_unique<dist::GradReducer>(data, std::move(plan), std::move(tensors),
                                                dist::ReduceMode::kAllReduce, kMissing, buffers);
@@ -85,7 +90,7 @@ void ReplicatedSync::begin_zero1(dist::BucketPlan plan, std::vector<dist::Reduce
   for (const dist::ShardSlice& slice : zero1_->slices()) {
     updated_.push_back({slice.name, slice.weights, ParamRole::kTrainable});
   }
-  if (graph_ == GraphMode::kPerMicrobatch) return;
+  if (passes_are_captured_) return;
   unit_waits_ = std::make_unique<UnitWaits>(*zero1_, parameters_);
   try {
     policy_.attach(unit_waits_.get());
@@ -158,7 +163,7 @@ std::vector<StateSlice> ReplicatedSync::own_state(const AdamW& optimizer, bool l
 void ReplicatedSync::begin_step() {
   if (zero1_) {
     // A graph needs it in every replay, due or not.
-    if (graph_ == GraphMode::kFullIteration) zero1_->begin_gather();
+    if (gathers_in_step_) zero1_->begin_gather();
     gather_due_ = false;
     if (!unit_waits_) zero1_->wait_parameters();
     // Others may have dropped them since.
@@ -173,6 +178,9 @@ void ReplicatedSync::finish() {
   // Also the weights of units that this batch did not reach.
   if (zero1_) zero1_->wait_parameters();
   reducer().finish();
+  for (const at::Tensor& maxima : policy_.shared_maxima()) {
+    data_.all_reduce(maxima, dist::ReduceOp::kMax, "maxima").wait();
+  }
   if (sliced()) return;  // parts of a table are updated like any other
   for (const ParamInfo& info : parameters_) {
     if (!info.row_sparse || info.role != ParamRole::kTrainable) continue;
@@ -194,8 +202,8 @@ void ReplicatedSync::combine_norm(const at::Tensor& norm) {
 }
 
 void ReplicatedSync::weights_changed() {
-  gather_due_ = graph_ == GraphMode::kFullIteration;
-  if (zero1_ && graph_ != GraphMode::kFullIteration) zero1_->begin_gather();
+  gather_due_ = gathers_in_step_;
+  if (zero1_ && !gathers_in_step_) zero1_->begin_gather();
 }
 
 void ReplicatedSync::wait_weights() {

@@ -4,8 +4,8 @@
 // in time for its forward pass; decay-only parameters are updated by every rank in the same way.
 //
 // One captured pass that is replayed for every micro-batch needs gradients that stay at their
-// addresses, and all weights before it begins. A captured step gathers weights at its begin, so
-// that it is complete in itself.
+// addresses, and all weights before it begins. On a device a step gathers weights at its begin
+// instead of behind the update, so that it is complete in itself and can be captured.
 
 #include <cstdint>
 #include <map>
@@ -73,8 +73,9 @@ class ReplicatedSync final : public GradientSync {
   std::unique_ptr<dist::GradReducer> ddp_;
   std::unique_ptr<dist::Zero1> zero1_;
   std::unique_ptr<UnitWaits> unit_waits_;  // null: all weights are waited for before the passes
-  GraphMode graph_;
-  bool gather_due_ = false;  // captured steps: weights were set since the last gather
+  bool passes_are_captured_;
+  bool gathers_in_step_ = false;
+  bool gather_due_ = false;  // with that: weights were set since the last gather
 };
 
 }  // namespace longship::train

@@ -46,10 +46,8 @@ struct StepReport {
   bool updated = false;
   double device_ms =
       0;  // since the end of the step before, on the device (host engine: its own time)
-  /// Of it, waiting for gradients and weights of other processes; NaN where it is not known
-  /// (inside a captured step).
-  double exposed_ms = 0;
-  std::string fault;  // empty when loss and norm are finite
+  double exposed_ms = 0;  // of it, waiting for gradients and weights of other processes
+  std::string fault;      // empty when loss and norm are finite
   /// Trainable parameters without a gradient on this process, where other processes may have one.
   std::vector<std::string> missing;
 };

@@ -465,7 +465,7 @@ void Run::write_record(int64_t step) {
   r.num_samples = state_.num_samples;
   if (feed_) r.pipeline = pipeline_record(seconds);
   if (parallel_.distributed()) {
-    r.parallel = window_.record(parallel_.world_size(), device_.is_cpu(), timed_steps_);
+    r.parallel = window_.record(parallel_.world_size(), timed_steps_);
   }
   for (const auto& [name, sum] : state_.window_extra) r.extra.emplace_back(name, sum / updates);
   metrics_->write(r);

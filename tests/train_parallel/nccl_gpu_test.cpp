@@ -85,7 +85,16 @@ TEST_F(ParallelGpu, GraphsRepeatEagerSteps) {
       std::ifstream in(root_ / name / "metrics.jsonl");
       std::ifstream plain(root_ / fmt::format("{}_eager", strategy) / "metrics.jsonl");
       for (std::string a, b; std::getline(in, a) && std::getline(plain, b);) {
-        EXPECT_EQ(nlohmann::json::parse(a)["comm_mb"], nlohmann::json::parse(b)["comm_mb"]) << a;
+        const auto captured = nlohmann::json::parse(a), one = nlohmann::json::parse(b);
+        EXPECT_EQ(captured["comm_mb"], one["comm_mb"]) << a;
+        // The device's own times, inside graphs too.
+        for (const auto& record : {captured, one}) {
+          const double step = record["step_time_ms"].get<double>();
+          EXPECT_GT(record["comm_ms"].get<double>(), 0) << a;
+          EXPECT_LT(record["comm_ms"].get<double>(), step) << a;
+          EXPECT_GT(record["comm_exposed_ms"].get<double>(), 0) << a;
+          EXPECT_LT(record["comm_exposed_ms"].get<double>(), step) << a;
+        }
       }
     }
   }
@@ -93,15 +102,18 @@ TEST_F(ParallelGpu, GraphsRepeatEagerSteps) {
 
 TEST_F(ParallelGpu, ResumeIsBitwise) {
   for (const char* mode : {"none", "full_iteration"}) {
-    const std::vector<std::string> base = {"train.dtype=bf16", "parallel.strategy=zero1",
-                                           fmt::format("train.cuda_graph={}", mode)};
-    const auto whole = run(fmt::format("whole_{}", mode), 2, base);
-    auto half = base;
-    half.push_back("train.stop_after=6");
-    const std::string name = fmt::format("half_{}", mode);
-    run(name, 2, half);
-    const auto rest = run(name, 2, base);
-    EXPECT_EQ(rest, std::vector<double>(whole.end() - 6, whole.end())) << mode;
+    for (const char* strategy : {"zero1", "fsdp"}) {
+      const std::vector<std::string> base = {"train.dtype=bf16",
+                                             fmt::format("parallel.strategy={}", strategy),
+                                             fmt::format("train.cuda_graph={}", mode)};
+      const auto whole = run(fmt::format("whole_{}_{}", strategy, mode), 2, base);
+      auto half = base;
+      half.push_back("train.stop_after=6");
+      const std::string name = fmt::format("half_{}_{}", strategy, mode);
+      run(name, 2, half);
+      const auto rest = run(name, 2, base);
+      EXPECT_EQ(rest, std::vector<double>(whole.end() - 6, whole.end())) << name;
+    }
   }
 }
 

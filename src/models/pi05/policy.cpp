@@ -114,6 +114,12 @@ std::vector<NamedTensor> Pi05Policy::training_state() {
   return {{"fp8.scales", model_.fp8()->state()}};
 }
 
+std::vector<at::Tensor> Pi05Policy::shared_maxima() {
+  // Scales and targets, which stand beside the maxima, are equal everywhere then.
+  if (!model_.fp8() || !model_.fp8()->state().defined()) return {};
+  return {model_.fp8()->state()};
+}
+
 void Pi05Policy::load_training_state(std::span<const NamedTensor> state) {
   const size_t expected = training_state().size();
   LS_CHECK(state.size() == expected && (state.empty() || state[0].name == "fp8.scales"),

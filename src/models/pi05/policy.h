@@ -25,6 +25,7 @@ class Pi05Policy : public Policy {
   void attach(nn::UnitHooks* hooks) override;
   std::vector<NamedTensor> training_state() override;
   void load_training_state(std::span<const NamedTensor> state) override;
+  std::vector<at::Tensor> shared_maxima() override;
   std::vector<nn::Fp8Measurement> fp8_measurements() override;
   std::vector<std::pair<std::string, std::vector<at::Tensor>>> extra_memory() override;
   using Policy::loss;

@@ -1,0 +1,104 @@
+// longship bench scaling: memory, bytes and predicted times of a recipe on many GPUs.
+#include "apps/bench_scaling.h"
+
+#include <fmt/core.h>
+
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/fs.h"
+#include "base/log.h"
+#include "base/strings.h"
+#include "models/spec.h"
+#include "train/bench_scaling.h"
+#include "train/recipe.h"
+
+namespace longship::apps {
+namespace {
+
+struct Options {
+  std::string config;
+  std::vector<std::string> overrides;
+  std::string json;
+  train::ScalingOptions scaling;
+};
+
+int run(const Options& options) {
+  log::init(log::Level::kInfo);
+  const train::Recipe recipe =
+      train::load_recipe(options.config, options.overrides, &models::find_family);
+  const nlohmann::json report = train::bench_scaling(recipe, options.scaling);
+  if (options.json == "-") {
+    fmt::print("{}\n", report.dump(1));
+    return 0;
+  }
+  fmt::print("{}", train::bench_scaling_text(report));
+  if (!options.json.empty()) {
+    write_file_atomic(options.json, report.dump(1) + "\n");
+    fmt::print("{}\n", options.json);
+  }
+  return 0;
+}
+
+/// "8,64,1024" as numbers.
+std::vector<int64_t> numbers_of(const std::string& text) {
+  std::vector<int64_t> out;
+  for (const std::string& part : split(text, ',')) {
+    const std::optional<int64_t> number = parse_whole_number(part);
+    if (!number || *number < 1) {
+      throw CLI::ValidationError("--gpus", fmt::format("'{}' is no number of GPUs", part));
+    }
+    out.push_back(*number);
+  }
+  return out;
+}
+
+}  // namespace
+
+void add_bench_scaling_command(CLI::App& bench, std::function<int()>& action) {
+  auto options = std::make_shared<Options>();
+  CLI::App* command = bench.add_subcommand(
+      "scaling", "Memory, bytes and predicted times of a recipe on many GPUs, by strategy");
+  command->add_option("config", options->config, "Recipe (YAML)")->required();
+  command->add_option("overrides", options->overrides,
+                      "Changes of the recipe, e.g. parallel.reduce_dtype=bf16");
+  command->add_option("--json", options->json,
+                      "Write the report to this file; '-': standard output, and nothing else");
+  // One word, so that overrides may follow it.
+  command
+      ->add_option_function<std::string>(
+          "--gpus",
+          [options](const std::string& text) { options->scaling.gpus = numbers_of(text); },
+          "Numbers of GPUs, e.g. 8,64,1024")
+      ->default_str("8,64,1024");
+  command->add_option("--per-node", options->scaling.per_node, "GPUs of a node")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+  command
+      ->add_option("--step-ms", options->scaling.step_ms,
+                   "Measured step of one GPU (bench train); without it there are no times")
+      ->check(CLI::PositiveNumber);
+  command
+      ->add_option("--nvlink-gb-s", options->scaling.constants.nvlink_gb_s,
+                   "GB/s that a GPU sends inside a node while it computes")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command
+      ->add_option("--network-gb-s", options->scaling.constants.network_gb_s,
+                   "GB/s of the network adapter of each GPU")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command->footer(
+      "Weak scaling: train.global_batch of the recipe counts the samples of ONE GPU here, and "
+      "every "
+      "GPU has as many. All strategies are shown; parallel.reduce_dtype and bucket_mb need one "
+      "chosen (parallel.strategy=ddp), whichever. Nothing is measured: docs/scaling.md says what "
+      "the times are made of and how far they can be trusted.");
+  command->callback([options, &action] { action = [options] { return run(*options); }; });
+}
+
+}  // namespace longship::apps
