@@ -11,6 +11,7 @@
 
 #include "apps/bench_data.h"
 #include "apps/bench_ops.h"
+#include "apps/bench_scaling.h"
 #include "base/error.h"
 #include "base/fs.h"
 #include "base/log.h"
@@ -167,6 +168,7 @@ void add_bench_command(CLI::App& app, std::function<int()>& action) {
 
   add_bench_data_command(*bench, action);
   add_bench_ops_command(*bench, action);
+  add_bench_scaling_command(*bench, action);
 }
 
 }  // namespace longship::apps

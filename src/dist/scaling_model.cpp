@@ -136,10 +136,10 @@ void sharded_exchanges(const BucketPlan& plan, const CostOptions& options, int64
 }
 
 // Gradients of `numel` elements that autograd makes anew in every micro-batch, collected as `own`
-// and sent as `wire`.
+// and sent as `wire`. One GPU adds up too: read both, write one.
 int64_t collected_bytes(int64_t numel, int64_t grad, int64_t own, int64_t wire,
                         int64_t micro_batches) {
-  int64_t bytes = grad + own + (micro_batches - 1) * (grad + 2 * own);
+  int64_t bytes = grad + own + (micro_batches - 1) * 2 * (own - grad);
   if (own != wire) bytes += own + wire;
   return numel * bytes;
 }
@@ -171,7 +171,8 @@ int64_t sharded_conversion(const BucketPlan& plan, const CostOptions& options) {
       sum += part * (wire + kWide);
       continue;
     }
-    sum += options.micro_batches * space.numel * (grad + wire);
+    sum += space.numel *
+           (options.micro_batches * (grad + wire) - (options.micro_batches - 1) * 3 * grad);
     // The means, added up in fp32.
     sum += part * (wire + kWide + (options.micro_batches - 1) * (wire + 2 * kWide));
   }

@@ -91,8 +91,9 @@ struct Exchange {
 std::vector<Exchange> exchanges(const BucketPlan& plan, const CostOptions& options,
                                 int64_t node_size);
 
-/// Bytes that conversions of gradients read and write in a step. Autograd's gradients are always
-/// copied into what is sent, also where the type stays. One rank: 0.
+/// Bytes that copies and conversions of gradients read and write in a step beyond those of one GPU,
+/// which adds up micro-batches too. Autograd's gradients are always copied into what is sent, also
+/// where the type stays. One rank: 0.
 int64_t conversion_bytes(const BucketPlan& plan, const CostOptions& options);
 
 /// Bytes that norm, clipping and AdamW read and write in a step: per element gradient (twice),

@@ -61,7 +61,7 @@ Pi05Policy::Pi05Policy(const Pi05Config& config, const BuildOptions& options)
   for (ParamInfo& info : parameters_) {
     info.tensor.set_requires_grad(info.role == ParamRole::kTrainable);
     const bool sparse = info.name == kPi05Embedding && model_.fused().embedding &&
-                        info.role == ParamRole::kTrainable && !info.tensor.is_meta();
+                        info.role == ParamRole::kTrainable;
     if (!sparse) continue;
     model_.embedding_grad = at::zeros_like(info.tensor);
     model_.embedding_flags =
