@@ -1,10 +1,9 @@
 #include "train/trainer.h"
 
-#include <fmt/ranges.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <optional>
 
 #include "base/error.h"
@@ -25,6 +24,7 @@
 #include "train/order_log.h"
 #include "train/parallel_checkpoint.h"
 #include "train/parallel_window.h"
+#include "train/report_exchange.h"
 #include "train/run_folder.h"
 #include "train/session.h"
 #include "train/step_engine.h"
@@ -71,7 +71,6 @@ class Run {
   void take_reports(int64_t leave_in_flight);
   bool interrupted() const;
   void exchange(StepReport& report);
-  void check_gradients(const StepReport& report, bool everywhere);
   [[noreturn]] void stop_for_data();
   void handle(const StepReport& report);
   void skip_or_stop(const StepReport& report);
@@ -288,73 +287,12 @@ bool Run::interrupted() const {
 
 // This process's report becomes that of all: mean loss, faults and signals of any rank.
 void Run::exchange(StepReport& report) {
-  std::vector<double> own = {report.loss,
-                             report.grad_norm,
-                             report.fault.empty() ? 0.0 : 1.0,
-                             guard_->interrupted() ? 1.0 : 0.0,
-                             data_fault_.empty() ? 0.0 : 1.0,
-                             static_cast<double>(report.missing.size()),
-                             report.device_ms,
-                             report.exposed_ms};
-  constexpr size_t kExtra = 8;
-  for (const auto& [name, value] : report.extra) own.push_back(value);
-  const std::vector<std::vector<double>> rows = parallel_.gather(own);
+  const ExchangedReport all =
+      exchange_report(parallel_, report, guard_->interrupted(), !data_fault_.empty());
   ++exchanges_;
-  const auto any = [&](size_t column) {
-    return std::any_of(rows.begin(), rows.end(), [&](const auto& row) { return row[column] != 0; });
-  };
-  const auto mean = [&](size_t column) {
-    double sum = 0;
-    for (const auto& row : rows) sum += row[column];
-    return sum / static_cast<double>(rows.size());
-  };
-  report.loss = mean(0);
-  for (size_t i = 0; i < report.extra.size(); ++i) report.extra[i].second = mean(kExtra + i);
-  for (size_t r = 1; r < rows.size(); ++r) {
-    const double norm = rows[r][1];
-    if (norm == rows[0][1] || (std::isnan(norm) && std::isnan(rows[0][1]))) continue;
-    parallel_.all_leave();
-    throw InternalError(fmt::format(
-        "step {}: the norm of the gradients is {} on rank 0 and {} on rank {}: the processes have "
-        "drifted apart",
-        report.step + 1, rows[0][1], norm, r));
-  }
-  interrupted_anywhere_ = interrupted_anywhere_ || any(3);
-  data_fault_anywhere_ = data_fault_anywhere_ || any(4);
-  if (any(2)) {
-    // The norm is not finite on any rank; one whose loss is not finite says why.
-    const std::vector<std::string> faults = parallel_.gather_texts(report.fault);
-    size_t witness = 0;
-    while (witness + 1 < rows.size() && std::isfinite(rows[witness][0])) ++witness;
-    if (std::isfinite(rows[witness][0])) {
-      witness = 0;
-      while (faults[witness].empty()) ++witness;
-    }
-    report.fault = fmt::format("rank {}: {}", witness, faults[witness]);
-  }
-  check_gradients(
-      report, std::all_of(rows.begin(), rows.end(), [](const auto& row) { return row[5] > 0; }));
-  window_.add(rows, 6, 7);
-}
-
-// A parameter that no batch of any process reaches would stand still for ever: one process alone
-// refuses it too.
-void Run::check_gradients(const StepReport& report, bool everywhere) {
-  if (!everywhere) return;
-  std::vector<std::string> common = report.missing;
-  for (const std::string& text :
-       parallel_.gather_texts(fmt::format("{}", fmt::join(report.missing, "\n")))) {
-    const std::vector<std::string> names = split(text, '\n');
-    std::erase_if(common, [&](const std::string& name) {
-      return std::find(names.begin(), names.end(), name) == names.end();
-    });
-  }
-  if (common.empty()) return;
-  parallel_.all_leave();
-  throw InternalError(fmt::format(
-      "step {}: {} trainable parameters got no gradient on any rank: {}; the model must declare "
-      "them frozen or decay-only",
-      report.step + 1, common.size(), fmt::join(common, ", ")));
+  interrupted_anywhere_ = interrupted_anywhere_ || all.interrupted;
+  data_fault_anywhere_ = data_fault_anywhere_ || all.data_fault;
+  window_.add(all.rows, ExchangedReport::kStepMs, ExchangedReport::kExposedMs);
 }
 
 void Run::skip_or_stop(const StepReport& report) {
