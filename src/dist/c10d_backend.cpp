@@ -9,11 +9,20 @@
 #include <arpa/inet.h>
 #include <fmt/core.h>
 #include <netdb.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <cerrno>
 #include <chrono>
+#include <condition_variable>
 #include <cstdlib>
+#include <deque>
+#include <future>
+#include <mutex>
+#include <stdexcept>
+#include <thread>
 
 #include <c10/util/Logging.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -33,24 +42,96 @@ std::chrono::milliseconds milliseconds(double seconds) {
   return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1e3));
 }
 
+// A request that is not answered for so long never will be: the store answers in milliseconds.
+constexpr double kAnswer = 10;
+
+// The library waits for an answer without a limit, so a host that cannot be reached any more would
+// hold its caller. Requests are made on a thread of their own, which is left behind with its
+// connection when no answer comes.
 class TcpKeyStore : public KeyStore {
  public:
-  explicit TcpKeyStore(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
+  TcpKeyStore(c10::intrusive_ptr<c10d::Store> store, double timeout_s)
+      : store_(store), timeout_s_(timeout_s), line_(std::make_shared<Line>()) {
+    thread_ = std::thread([line = line_, own = std::move(store)] { serve(*line, *own); });
+  }
+  ~TcpKeyStore() override {
+    {
+      const std::lock_guard lock(line_->mutex);
+      line_->stop = true;
+    }
+    line_->wake.notify_all();
+    if (lost_) {
+      thread_.detach();
+    } else {
+      thread_.join();
+    }
+  }
 
   void set(const std::string& key, const std::string& value) override {
-    store_->set(key, std::vector<uint8_t>(value.begin(), value.end()));
+    ask<int>(kAnswer, [key, value](c10d::Store& store) {
+      store.set(key, std::vector<uint8_t>(value.begin(), value.end()));
+      return 0;
+    });
   }
-  bool has(const std::string& key) override { return store_->check({key}); }
+  bool has(const std::string& key) override {
+    return ask<bool>(kAnswer, [key](c10d::Store& store) { return store.check({key}); });
+  }
   std::string get(const std::string& key) override {
-    const std::vector<uint8_t> bytes = store_->get(key);
-    return {bytes.begin(), bytes.end()};
+    return ask<std::string>(timeout_s_ + kAnswer, [key](c10d::Store& store) {
+      const std::vector<uint8_t> bytes = store.get(key);
+      return std::string(bytes.begin(), bytes.end());
+    });
   }
-  int64_t add(const std::string& key, int64_t amount) override { return store_->add(key, amount); }
+  int64_t add(const std::string& key, int64_t amount) override {
+    return ask<int64_t>(kAnswer,
+                        [key, amount](c10d::Store& store) { return store.add(key, amount); });
+  }
 
   const c10::intrusive_ptr<c10d::Store>& store() const { return store_; }
 
  private:
+  struct Line {
+    std::mutex mutex;
+    std::condition_variable wake;
+    std::deque<std::function<void(c10d::Store&)>> requests;
+    bool stop = false;
+  };
+
+  static void serve(Line& line, c10d::Store& store) {
+    std::unique_lock lock(line.mutex);
+    while (true) {
+      line.wake.wait(lock, [&] { return line.stop || !line.requests.empty(); });
+      if (line.requests.empty()) return;
+      const std::function<void(c10d::Store&)> request = std::move(line.requests.front());
+      line.requests.pop_front();
+      lock.unlock();
+      request(store);
+      lock.lock();
+    }
+  }
+
+  template <class Result, class Request>
+  Result ask(double limit_s, Request request) {
+    if (lost_) throw std::runtime_error("the store does not answer");
+    auto task = std::make_shared<std::packaged_task<Result(c10d::Store&)>>(std::move(request));
+    std::future<Result> answer = task->get_future();
+    {
+      const std::lock_guard lock(line_->mutex);
+      line_->requests.emplace_back([task](c10d::Store& store) { (*task)(store); });
+    }
+    line_->wake.notify_all();
+    if (answer.wait_for(std::chrono::duration<double>(limit_s)) != std::future_status::ready) {
+      lost_ = true;
+      throw std::runtime_error("the store does not answer");
+    }
+    return answer.get();
+  }
+
   c10::intrusive_ptr<c10d::Store> store_;
+  double timeout_s_;
+  std::shared_ptr<Line> line_;
+  std::thread thread_;
+  std::atomic<bool> lost_ = false;
 };
 
 class C10dPending : public Pending {
@@ -180,7 +261,29 @@ std::unique_ptr<KeyStore> open_store(const StoreAddress& address) {
   options.timeout = milliseconds(address.timeout_s);
   auto tcp = c10::make_intrusive<c10d::TCPStore>(address.host, options);
   return std::make_unique<TcpKeyStore>(
-      c10::make_intrusive<c10d::PrefixStore>(address.prefix, std::move(tcp)));
+      c10::make_intrusive<c10d::PrefixStore>(address.prefix, std::move(tcp)), address.timeout_s);
+}
+
+bool accepts_connections(const std::string& host, uint16_t port) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  if (getaddrinfo(host.c_str(), fmt::format("{}", port).c_str(), &hints, &found) != 0) return false;
+  bool accepted = false;
+  for (const addrinfo* at = found; at != nullptr && !accepted; at = at->ai_next) {
+    const int fd = socket(at->ai_family, at->ai_socktype | SOCK_NONBLOCK, 0);
+    if (fd < 0) continue;
+    accepted = connect(fd, at->ai_addr, at->ai_addrlen) == 0;
+    pollfd waiting{fd, POLLOUT, 0};
+    if (!accepted && errno == EINPROGRESS && poll(&waiting, 1, 1000) == 1) {
+      int error = 0;
+      socklen_t size = sizeof(error);
+      accepted = getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size) == 0 && error == 0;
+    }
+    close(fd);
+  }
+  freeaddrinfo(found);
+  return accepted;
 }
 
 std::unique_ptr<Transport> make_gloo_transport(KeyStore& store, const BackendOptions& options) {

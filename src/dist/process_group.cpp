@@ -42,10 +42,22 @@ std::unique_ptr<KeyStore> open_in_time(const StoreAddress& address, const Launch
   }).detach();
   const std::string place = fmt::format("{}:{}", address.host, address.port);
   const auto limit = std::chrono::duration<double>(address.timeout_s + kGrace);
-  LS_CHECK(opened.wait_for(limit) == std::future_status::ready, PeerError,
-           "rank {}: something listens at {} (MASTER_ADDR, MASTER_PORT) but is no store of this "
-           "run: no answer within {:g} s; choose another MASTER_PORT",
-           launch.rank, place, address.timeout_s + kGrace);
+  const auto not_reached = [&](const std::string& why) {
+    return fmt::format(
+        "rank {}: the store of {} at {} (MASTER_ADDR, MASTER_PORT) was not reached within {:g} s: "
+        "{}{}{}",
+        launch.rank, launch.agent_store ? "torchrun's agent" : "rank 0", place, address.timeout_s,
+        why, launch.note.empty() ? "" : "; ", launch.note);
+  };
+  if (opened.wait_for(limit) != std::future_status::ready) {
+    // Where connections are refused, the library tries again beyond its own limit.
+    LS_CHECK(address.serve || accepts_connections(address.host, address.port), PeerError, "{}",
+             not_reached("nothing listens there"));
+    throw PeerError(fmt::format(
+        "rank {}: something listens at {} (MASTER_ADDR, MASTER_PORT) but is no store of this run: "
+        "no answer within {:g} s; choose another MASTER_PORT",
+        launch.rank, place, address.timeout_s + kGrace));
+  }
   try {
     return opened.get();
   } catch (const Error&) {
@@ -62,11 +74,7 @@ std::unique_ptr<KeyStore> open_in_time(const StoreAddress& address, const Launch
       throw PeerError(fmt::format("rank {}: cannot listen on port {} (MASTER_PORT): {}",
                                   launch.rank, address.port, text));
     }
-    throw PeerError(fmt::format(
-        "rank {}: the store of {} at {} (MASTER_ADDR, MASTER_PORT) was not reached within {:g} s: "
-        "{}{}{}",
-        launch.rank, launch.agent_store ? "torchrun's agent" : "rank 0", place, address.timeout_s,
-        text, launch.note.empty() ? "" : "; ", launch.note));
+    throw PeerError(not_reached(text));
   }
 }
 
@@ -184,8 +192,8 @@ std::unique_ptr<Communicator> ProcessGroup::make_communicator(const std::string&
 }
 
 std::unique_ptr<Communicator> ProcessGroup::make_group(const std::string& name,
-                                                       const std::vector<int64_t>& ranks, bool cuda,
-                                                       std::optional<double> timeout_s) {
+                                                       const std::vector<int64_t>& ranks,
+                                                       bool cuda) {
   const auto own = std::find(ranks.begin(), ranks.end(), rank());
   LS_CHECK(own != ranks.end(), InternalError, "group '{}': rank {} is not among {}", name, rank(),
            describe_ranks(ranks));
@@ -198,7 +206,7 @@ std::unique_ptr<Communicator> ProcessGroup::make_group(const std::string& name,
   try {
     // The first member in the name: disjoint groups of one layout may share their name.
     return make_communicator(fmt::format("{}_{}", name, ranks.front()), own - ranks.begin(), ranks,
-                             cuda, timeout_s.value_or(options_.collective_timeout_s));
+                             cuda, options_.collective_timeout_s);
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
@@ -256,7 +264,8 @@ std::string ProcessGroup::explain(const FlightEntry& failed) {
   }
   const std::string_view separator = out.empty() ? "" : "; ";
   if (store_lost && !options_.launch.agent_store && said_by(0).empty()) {
-    return fmt::format("{}{}rank 0, which holds the store, has ended", out, separator);
+    return fmt::format("{}{}rank 0, which holds the store, has ended or cannot be reached", out,
+                       separator);
   }
   if (silent.empty()) return out;
   return fmt::format("{}{}no word within {:g} s from {}: dead, hanging or still busy", out,

@@ -14,7 +14,6 @@
 #include <filesystem>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <stop_token>
 #include <string>
 #include <thread>
@@ -62,12 +61,9 @@ class ProcessGroup {
                                            const std::vector<int64_t>& ranks) {
     return make_group(name, ranks, options_.cuda);
   }
-  /// `cuda`: over NCCL, whatever world() uses. `timeout_s`: of its collectives instead of
-  /// collective_timeout_s, for ranks that may be apart for long; a rank that dies is noticed at
-  /// once all the same.
+  /// `cuda`: over NCCL, whatever world() uses.
   std::unique_ptr<Communicator> make_group(const std::string& name,
-                                           const std::vector<int64_t>& ranks, bool cuda,
-                                           std::optional<double> timeout_s = std::nullopt);
+                                           const std::vector<int64_t>& ranks, bool cuda);
 
   /// Tells the peers why this rank leaves, so that their messages can say so; call it before the
   /// error leaves the scope of this object. They learn it when the object goes away: its

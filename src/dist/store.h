@@ -12,6 +12,8 @@ namespace longship::dist {
 
 /// Texts under keys. Every call may throw std::exception with the library's text when the store is
 /// gone. Thread-safe.
+/// Every call throws std::exception when the store does not answer, after 10 s (get(): after its
+/// timeout besides).
 class KeyStore {
  public:
   virtual ~KeyStore() = default;
@@ -34,6 +36,8 @@ struct StoreAddress {
 
 /// Connects, and serves when asked to. Throws std::exception with the library's text.
 std::unique_ptr<KeyStore> open_store(const StoreAddress& address);
+/// Whether anybody takes a connection there, within a second.
+bool accepts_connections(const std::string& host, uint16_t port);
 
 struct BackendOptions {
   std::string group;  // unique in the store

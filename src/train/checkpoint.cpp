@@ -280,22 +280,29 @@ void CheckpointStore::fail_together(CheckpointGroup& group, int64_t step, const 
       reasons.push_back(group.world_size() == 1 ? found.notes[r]
                                                 : fmt::format("rank {}: {}", r, found.notes[r]));
     }
-    const auto last = newest_valid();
+    std::optional<int64_t> last;
+    group.working([&] { last = newest_valid(); });
     text = fmt::format(
         "could not save the checkpoint {}: {}; {}. Make room or correct the permissions",
         folder_of(step).string(), fmt::join(reasons, "; "),
         last ? fmt::format("the last good checkpoint is {}", folder_of(*last).string())
              : "no checkpoint had been written before");
+  } else {
+    group.working([] {});
   }
   throw CheckpointError(group.agree(true, text).notes.at(0));
 }
 
 fs::path CheckpointStore::save(CheckpointGroup& group, const SavePlan& plan) {
   const bool first = group.rank() == 0;
+  group.set_step(plan.step);
   const Agreement sizes = group.agree(true, std::to_string(plan.bytes));
   Opened opened;
   std::string why;
-  if (first) why = reason_of([&] { opened = open_folder(plan.step, sum_of(sizes.notes)); });
+  group.working([&] {
+    if (!first) return;
+    why = reason_of([&] { opened = open_folder(plan.step, sum_of(sizes.notes)); });
+  });
   const Agreement begun =
       group.agree(why.empty(), opened.folder ? opened.folder->path().filename().string() : why);
   if (!begun.ok) fail_together(group, plan.step, begun);
@@ -303,13 +310,14 @@ fs::path CheckpointStore::save(CheckpointGroup& group, const SavePlan& plan) {
   if (name.empty()) return folder_of(plan.step);  // it is there already
 
   std::vector<WrittenFile> files;
-  why = reason_of([&] { files = plan.write(checkpoints_dir() / name); });
+  group.working([&] { why = reason_of([&] { files = plan.write(checkpoints_dir() / name); }); });
   const Agreement written = group.agree(why.empty(), why.empty() ? report_of(files) : why);
   if (!written.ok) {
     opened.folder.reset();
     fail_together(group, plan.step, written);
   }
-  if (first) {
+  group.working([&] {
+    if (!first) return;
     why = reason_of([&] {
       const fs::path folder = opened.folder->path();
       files = files_of(written.notes);
@@ -320,7 +328,7 @@ fs::path CheckpointStore::save(CheckpointGroup& group, const SavePlan& plan) {
       opened.folder->commit();
       point_latest_at(plan.step);
     });
-  }
+  });
   const Agreement committed = group.agree(why.empty(), why);
   if (!committed.ok) {
     opened.folder.reset();

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -30,6 +31,11 @@ class CheckpointGroup {
   /// A barrier that also tells every rank how the others fare: `note` is the reason when `ok` is
   /// false, else a message of a few hundred bytes.
   virtual Agreement agree(bool ok, const std::string& note) = 0;
+  /// Runs `work`, which may take very different times on the ranks and does not throw; returns when
+  /// all are done. A rank that is lost meanwhile is noticed. Collective.
+  virtual void working(const std::function<void()>& work) { work(); }
+  /// The step that messages about the group name.
+  virtual void set_step(int64_t /*step*/) {}
 };
 
 /// One process.

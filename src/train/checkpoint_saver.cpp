@@ -185,7 +185,16 @@ void CheckpointSaver::wait() {
 
 void CheckpointSaver::write(const SaveParts& parts) {
   keep_saved(parts.step, save_parts(store_, group_, parts));
-  if (group_.rank() == 0) store_.prune(parts.step, options_.keep_last, options_.keep_every);
+  std::exception_ptr fault;
+  group_.working([&] {
+    if (group_.rank() != 0) return;
+    try {
+      store_.prune(parts.step, options_.keep_last, options_.keep_every);
+    } catch (const std::exception&) {
+      fault = std::current_exception();
+    }
+  });
+  if (fault) std::rethrow_exception(fault);
 }
 
 void CheckpointSaver::write_in_background(const SaveParts& parts) {

@@ -27,8 +27,6 @@ constexpr auto kBeat = std::chrono::milliseconds(200);
 // After this long a step on a device is suspicious; peers are then looked at so often; and a
 // process that has not said for so long that it lives is dead.
 constexpr double kSuspicious = 5, kCheckEvery = 1, kSilent = 15;
-// One rank may write its files for very much longer than the others.
-constexpr double kLongestWait = 24 * 3600;
 
 }  // namespace
 
@@ -169,7 +167,7 @@ std::vector<dist::Communicator*> Parallel::data_plane() const {
 std::unique_ptr<dist::Communicator> Parallel::make_host_group(const std::string& name) {
   std::vector<int64_t> all(static_cast<size_t>(world_size()));
   std::iota(all.begin(), all.end(), 0);
-  return group_->make_group(name, all, /*cuda=*/false, kLongestWait);
+  return group_->make_group(name, all, /*cuda=*/false);
 }
 
 std::vector<std::string> gather_texts(dist::Communicator& group, const std::string& text,
@@ -239,39 +237,51 @@ void Parallel::agree(const std::string& what, const std::string& value) {
                   what, join(parts, ", ")));
 }
 
-void Parallel::together(const std::function<void()>& work) {
-  if (!distributed()) return work();
-  // The beats keep the waiting ranks informed and within the time limit of a collective.
+void keep_beating(dist::Communicator& group, const std::function<void()>& work) {
   std::atomic<bool> done = false;
   std::exception_ptr lost;
   std::thread beats([&] {
     try {
       const at::Tensor busy = at::empty({1}, at::kLong);
       int64_t* flag = busy.mutable_data_ptr<int64_t>();
-      while (true) {
+      // Short work is not held up by a long pause.
+      for (auto pause = std::chrono::milliseconds(1);; pause = std::min(2 * pause, kBeat)) {
         *flag = done ? 0 : 1;
-        control().all_reduce(busy, dist::ReduceOp::kMax, "waiting").wait();
+        group.all_reduce(busy, dist::ReduceOp::kMax, "waiting").wait();
         if (*flag == 0) return;
-        std::this_thread::sleep_for(kBeat);
+        std::this_thread::sleep_for(pause);
       }
     } catch (const std::exception&) {
       lost = std::current_exception();
     }
   });
-  std::string outcome;
-  std::exception_ptr own;
-  try {
-    work();
-  } catch (const Error& error) {
-    outcome = fmt::format("{}:{}", static_cast<int>(error.code()), error.what());
-    own = std::current_exception();
-  } catch (const std::exception& error) {
-    outcome = fmt::format("{}:{}", static_cast<int>(ExitCode::kOther), error.what());
-    own = std::current_exception();
-  }
+  work();
   done = true;
   beats.join();
-  if (lost) std::rethrow_exception(own ? own : lost);
+  if (lost) std::rethrow_exception(lost);
+}
+
+void Parallel::together(const std::function<void()>& work) {
+  if (!distributed()) return work();
+  std::string outcome;
+  std::exception_ptr own;
+  const auto guarded = [&] {
+    try {
+      work();
+    } catch (const Error& error) {
+      outcome = fmt::format("{}:{}", static_cast<int>(error.code()), error.what());
+      own = std::current_exception();
+    } catch (const std::exception& error) {
+      outcome = fmt::format("{}:{}", static_cast<int>(ExitCode::kOther), error.what());
+      own = std::current_exception();
+    }
+  };
+  try {
+    keep_beating(control(), guarded);
+  } catch (const std::exception&) {
+    if (own) std::rethrow_exception(own);
+    throw;
+  }
   const std::vector<std::string> outcomes = gather_texts(outcome);
   const auto failed = std::find_if(outcomes.begin(), outcomes.end(),
                                    [](const std::string& text) { return !text.empty(); });

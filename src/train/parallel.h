@@ -35,6 +35,11 @@ int64_t hsdp_shard_size(const ParallelSection& section, const dist::LaunchInfo& 
 std::vector<std::string> gather_texts(dist::Communicator& group, const std::string& text,
                                       const std::string& name);
 
+/// Runs `work`, which may take very different times on the ranks and does not throw, and returns
+/// when all are done. Meanwhile the ranks tell each other that they live, so that a lost one is
+/// noticed as in any collective. Throws PeerError. Collective.
+void keep_beating(dist::Communicator& group, const std::function<void()>& work);
+
 class Parallel {
  public:
   /// One process: every call below returns at once.
@@ -68,8 +73,8 @@ class Parallel {
   /// Both, as far as they are there.
   std::vector<dist::Communicator*> data_plane() const;
 
-  /// All processes over Gloo on the host, for a thread of its own whose collectives may wait as
-  /// long as a file system takes. Collective; must not outlive this object.
+  /// All processes over Gloo on the host, for a thread of its own. Collective; must not outlive
+  /// this object.
   std::unique_ptr<dist::Communicator> make_host_group(const std::string& name);
 
   // ---- Talk. Collective: every process makes the same calls in the same order. ----

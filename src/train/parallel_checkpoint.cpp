@@ -35,6 +35,8 @@ class ProcessesOfRun : public CheckpointGroup {
     }
     return out;
   }
+  void working(const std::function<void()>& work) override { keep_beating(*group_, work); }
+  void set_step(int64_t step) override { group_->set_step(step); }
 
  private:
   std::unique_ptr<dist::Communicator> group_;

@@ -253,7 +253,7 @@ INSTANTIATE_TEST_SUITE_P(
         NameCase{
             "void at::native::index_elementwise_kernel<128, 4, at::native::gpu_index_kernel>(...)",
             KernelCategory::kElementwise},
-        NameCase{"ncclDevKernel_AllReduce_Sum_bf16_RING_LL(...)", KernelCategory::kOther}));
+        NameCase{"ncclDevKernel_AllReduce_Sum_bf16_RING_LL(...)", KernelCategory::kCommunication}));
 
 INSTANTIATE_TEST_SUITE_P(
     Ours, KernelCategories,
