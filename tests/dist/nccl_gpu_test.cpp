@@ -4,11 +4,15 @@
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
+#include <fmt/core.h>
 #include <gtest/gtest.h>
 
 #include "base/error.h"
+#include "dist/device_clock.h"
+#include "dist/store.h"
 #include "ranks.h"
 #include "runtime/device.h"
+#include "runtime/stream.h"
 
 namespace longship::dist {
 namespace {
@@ -57,6 +61,64 @@ TEST(NcclGpu, CollectivesOfTwoDevices) {
   });
   if (ranks[0].text == "skip") GTEST_SKIP() << "needs two CUDA devices";
   for (const RankResult& rank : ranks) EXPECT_EQ(rank.text, "done");
+}
+
+// One device is enough: a group of one over NCCL still launches its collectives.
+TEST(DeviceClockGpu, TimesStepsEagerAndReplayed) {
+  const auto ranks = run_world(1, [](const LaunchInfo&) -> std::string {
+    if (!runtime::cuda_available()) return "skip";
+    const at::Device device(at::kCUDA, 0);
+    const c10::DeviceGuard guard(device);
+    StoreAddress address{"127.0.0.1", free_port(), true, "clock"};
+    const auto store = open_store(address);
+    BackendOptions backend;
+    backend.group = "clock";
+    backend.master_host = address.host;
+    backend.master_port = address.port;
+    Communicator c(make_nccl_transport(*store, backend));
+    c.time_on(device);
+    const auto stream = runtime::Stream::make(device);
+    runtime::GraphPool pool(device);
+    const runtime::StreamScope scope(stream);
+    const at::Tensor x = at::full({1 << 24}, 1.0, at::TensorOptions(at::kFloat).device(device));
+    const at::Tensor y = at::full({1}, 1.0, x.options());
+    TimedStep step;
+    const auto work = [&] {
+      c.clock()->begin();
+      Handle grad = c.all_reduce(x, ReduceOp::kSum, "grad");
+      Handle norm = c.all_reduce(y, ReduceOp::kSum, "norm");
+      {
+        const WaitTime together(c);
+        grad.wait();
+        norm.wait();
+      }
+      step = c.clock()->end();
+    };
+    const auto check = [&](const char* what) {
+      const StepTimes times = DeviceClock::read(step, c.clock()->stamps().cpu());
+      require(times.collectives.size() == 2, std::string(what) + ": two collectives");
+      for (const auto& [name, ms] : times.collectives) {
+        require(ms >= 0 && ms < 1000, what + (" " + name) + fmt::format(": {} ms", ms));
+      }
+      require(times.waited > 0 && times.waited < 1000, std::string(what) + ": waited");
+      c.add_times(times);
+    };
+    work();
+    stream.synchronize();
+    check("eager");
+    runtime::CapturedGraph graph;
+    graph.capture(stream, pool, work);
+    for (int i = 0; i < 3; ++i) {
+      c.clock()->stamps().zero_();
+      graph.replay();
+      stream.synchronize();
+      check("replayed");
+    }
+    require(c.counters()["grad"].elapsed_ms > 0, "counted");
+    return "done";
+  });
+  if (ranks[0].text == "skip") GTEST_SKIP() << "no CUDA device";
+  EXPECT_EQ(ranks[0].text, "done");
 }
 
 }  // namespace
