@@ -1,20 +1,17 @@
 // longship bench data: samples per second of the data path, by threads and by stage.
 #include "apps/bench_data.h"
 
-#include <fmt/core.h>
-
 #include <CLI/CLI.hpp>
 #include <filesystem>
+#include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <string>
 #include <vector>
 
+#include "apps/bench_report.h"
 #include "base/error.h"
-#include "base/fs.h"
 #include "base/log.h"
-#include "base/strings.h"
 #include "data/lerobot/lerobot_dataset.h"
 #include "models/spec.h"
 #include "train/bench_data.h"
@@ -49,29 +46,7 @@ nlohmann::json measure(const Options& options) {
 int run(const Options& options) {
   log::init(log::Level::kInfo);
   const nlohmann::json report = measure(options);
-  if (options.json == "-") {
-    fmt::print("{}\n", report.dump(1));
-    return 0;
-  }
-  fmt::print("{}", train::bench_data_text(report));
-  if (!options.json.empty()) {
-    write_file_atomic(options.json, report.dump(1) + "\n");
-    fmt::print("{}\n", options.json);
-  }
-  return 0;
-}
-
-/// "1,2,4" as numbers.
-std::vector<int64_t> numbers_of(const std::string& text) {
-  std::vector<int64_t> out;
-  for (const std::string& part : split(text, ',')) {
-    const std::optional<int64_t> number = parse_whole_number(part);
-    if (!number) {
-      throw CLI::ValidationError("--threads", fmt::format("'{}' is no whole number", part));
-    }
-    out.push_back(*number);
-  }
-  return out;
+  return put_report(report, options.json, train::bench_data_text(report));
 }
 
 }  // namespace
@@ -92,7 +67,10 @@ void add_bench_data_command(CLI::App& bench, std::function<int()>& action) {
   command
       ->add_option_function<std::string>(
           "--threads",
-          [options](const std::string& text) { options->bench.threads = numbers_of(text); },
+          [options](const std::string& text) {
+            options->bench.threads =
+                numbers_of("--threads", text, std::numeric_limits<int64_t>::min(), "whole number");
+          },
           "Numbers of worker threads to measure, e.g. 1,2,4")
       ->default_str("1,2");
   command->add_option("--seconds", options->bench.seconds, "Length of a window")

@@ -1,18 +1,14 @@
 // longship bench scaling: memory, bytes and predicted times of a recipe on many GPUs.
 #include "apps/bench_scaling.h"
 
-#include <fmt/core.h>
-
 #include <CLI/CLI.hpp>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <string>
 #include <vector>
 
-#include "base/fs.h"
+#include "apps/bench_report.h"
 #include "base/log.h"
-#include "base/strings.h"
 #include "models/spec.h"
 #include "train/bench_scaling.h"
 #include "train/recipe.h"
@@ -32,29 +28,7 @@ int run(const Options& options) {
   const train::Recipe recipe =
       train::load_recipe(options.config, options.overrides, &models::find_family);
   const nlohmann::json report = train::bench_scaling(recipe, options.scaling);
-  if (options.json == "-") {
-    fmt::print("{}\n", report.dump(1));
-    return 0;
-  }
-  fmt::print("{}", train::bench_scaling_text(report));
-  if (!options.json.empty()) {
-    write_file_atomic(options.json, report.dump(1) + "\n");
-    fmt::print("{}\n", options.json);
-  }
-  return 0;
-}
-
-/// "8,64,1024" as numbers.
-std::vector<int64_t> numbers_of(const std::string& text) {
-  std::vector<int64_t> out;
-  for (const std::string& part : split(text, ',')) {
-    const std::optional<int64_t> number = parse_whole_number(part);
-    if (!number || *number < 1) {
-      throw CLI::ValidationError("--gpus", fmt::format("'{}' is no number of GPUs", part));
-    }
-    out.push_back(*number);
-  }
-  return out;
+  return put_report(report, options.json, train::bench_scaling_text(report));
 }
 
 }  // namespace
@@ -72,7 +46,9 @@ void add_bench_scaling_command(CLI::App& bench, std::function<int()>& action) {
   command
       ->add_option_function<std::string>(
           "--gpus",
-          [options](const std::string& text) { options->scaling.gpus = numbers_of(text); },
+          [options](const std::string& text) {
+            options->scaling.gpus = numbers_of("--gpus", text, 1, "number of GPUs");
+          },
           "Numbers of GPUs, e.g. 8,64,1024")
       ->default_str("8,64,1024");
   command->add_option("--per-node", options->scaling.per_node, "GPUs of a node")

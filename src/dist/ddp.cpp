@@ -157,14 +157,7 @@ void GradReducer::begin_step() {
 void GradReducer::take_over(size_t param) {
   const at::NoGradGuard no_grad;
   at::Tensor& grad = params_[param].param.mutable_grad();
-  const at::Tensor& target = views_[param];
-  if (grad.is_contiguous()) {
-    ops::convert_into(target, grad, /*add=*/seen_[param] != 0);
-  } else if (seen_[param] != 0) {
-    target.add_(grad);
-  } else {
-    target.copy_(grad);
-  }
+  ops::convert_into(views_[param], grad, /*add=*/seen_[param] != 0);
   grad = at::Tensor();
 }
 

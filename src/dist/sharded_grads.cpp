@@ -176,12 +176,7 @@ void ShardedGrads::arrived(int64_t param) {
   const at::Tensor target = wire_of(unit, spaces_[s], plan_.spaces[s])
                                 .narrow(0, offset_of_[p], spec.numel)
                                 .view(tensor.sizes());
-  const at::Tensor& grad = tensor.grad();
-  if (grad.is_contiguous()) {
-    ops::convert_into(target, grad, /*add=*/false);
-  } else {
-    target.copy_(grad);
-  }
+  ops::convert_into(target, tensor.grad(), /*add=*/false);
   tensor.mutable_grad() = at::Tensor();
 }
 

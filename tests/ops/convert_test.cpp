@@ -1,5 +1,6 @@
 #include "ops/convert.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <gtest/gtest.h>
@@ -39,6 +40,16 @@ void expect_like_the_library(at::Device device) {
 
 TEST(ConvertInto, LikeTheLibrary) {
   expect_like_the_library(at::kCPU);
+}
+
+TEST(ConvertInto, TakesAnyLayoutOfTheSameShape) {
+  for (const bool add : {false, true}) {
+    const at::Tensor source = random({5, 7}, at::kBFloat16).t();
+    const at::Tensor target = random({7, 5}, at::kFloat);
+    const at::Tensor expected = add ? target + source.to(at::kFloat) : source.to(at::kFloat);
+    convert_into(target, source, add);
+    EXPECT_TRUE(same_bits(target, expected.contiguous()));
+  }
 }
 
 TEST(ConvertInto, RefusesWhatDoesNotFit) {

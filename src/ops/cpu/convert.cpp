@@ -15,24 +15,24 @@ bool is_float(const at::Tensor& t) {
 }  // namespace
 
 void convert_into(const at::Tensor& target, const at::Tensor& source, bool add) {
+  const bool flat = source.is_contiguous() && target.numel() == source.numel();
   LS_CHECK(is_float(target) && is_float(source) && target.is_contiguous() &&
-               source.is_contiguous() && target.numel() == source.numel() &&
-               target.device() == source.device(),
+               (flat || target.sizes() == source.sizes()) && target.device() == source.device(),
            ShapeError,
            "convert_into: {} elements of {} from {} of {}; contiguous fp32 or bf16 of one size on "
            "one device",
            target.numel(), c10::toString(target.scalar_type()), source.numel(),
            c10::toString(source.scalar_type()));
   const at::NoGradGuard no_grad;
-  if (target.is_cuda() && target.scalar_type() == at::kFloat &&
+  if (flat && target.is_cuda() && target.scalar_type() == at::kFloat &&
       source.scalar_type() == at::kBFloat16) {
     return convert_into_device(target, source, add);
   }
-  const at::Tensor flat = target.view({-1}), values = source.view({-1});
+  const at::Tensor values = flat ? source.view(target.sizes()) : source;
   if (add) {
-    flat.add_(values);
+    at::Tensor(target).add_(values);
   } else {
-    flat.copy_(values);
+    target.copy_(values);
   }
 }
 
