@@ -56,6 +56,7 @@ GradReducer::GradReducer(Communicator& communicator, BucketPlan plan,
     // Sums over passes are kept in the wider of the two.
     const bool own = wire != bucket.grad_dtype && (state.stays || wire != at::kFloat);
     state.flat = own ? at::zeros({bucket.numel}, options.dtype(bucket.grad_dtype)) : state.wire;
+    state.one_pass = own && wire == at::kFloat && !bucket.external;
     if (mode_ == ReduceMode::kReduceScatter) {
       state.shard =
           alone ? state.wire
@@ -138,6 +139,7 @@ void GradReducer::begin_step() {
   const at::NoGradGuard no_grad;
   const std::lock_guard lock(mutex_);
   sending_ = false;
+  num_passes_ = 0;
   next_ = 0;
   std::fill(seen_.begin(), seen_.end(), 0);
   for (size_t b = 0; b < buckets_.size(); ++b) {
@@ -161,6 +163,12 @@ void GradReducer::take_over(size_t param) {
   grad = at::Tensor();
 }
 
+// The same for gradients that stay where they are, of the pass begun last.
+void GradReducer::add_pass(BucketState& bucket) const {
+  const at::NoGradGuard no_grad;
+  ops::convert_into(bucket.wire, bucket.flat, /*add=*/num_passes_ > 1);
+}
+
 // Gaps and unused parameters are zeros from the start and stay so; what no pass has written still
 // holds the means of the step before.
 void GradReducer::fill_unseen() {
@@ -176,6 +184,12 @@ void GradReducer::fill_unseen() {
 void GradReducer::begin_micro_batch(bool last) {
   const std::lock_guard lock(mutex_);
   LS_CHECK(!sending_, InternalError, "reducer: a backward pass after the last one; finish() first");
+  for (BucketState& bucket : buckets_) {
+    if (!bucket.one_pass || num_passes_ == 0) continue;
+    add_pass(bucket);
+    bucket.flat.zero_();
+  }
+  ++num_passes_;
   std::fill(ready_.begin(), ready_.end(), 0);
   for (BucketState& bucket : buckets_) bucket.missing = bucket.expected;
   sending_ = last;
@@ -228,7 +242,9 @@ void GradReducer::send(int64_t index) {
   const at::NoGradGuard no_grad;
   BucketState& bucket = buckets_[static_cast<size_t>(index)];
   const std::string detail = fmt::format("bucket {}", index);
-  if (!bucket.flat.is_same(bucket.wire)) {
+  if (bucket.one_pass) {
+    add_pass(bucket);
+  } else if (!bucket.flat.is_same(bucket.wire)) {
     ops::convert_into(bucket.wire, bucket.flat, /*add=*/false);
   }
   bucket.handle = mode_ == ReduceMode::kAllReduce

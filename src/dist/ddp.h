@@ -57,9 +57,9 @@ enum class MissingGradients {
 
 /// How the gradients of the backward passes come into the buckets.
 enum class GradientBuffers {
-  kStay,  // during the passes they are views of a bucket of their own dtype, which begin_step()
-          // fills with zeros: no address changes, so that one captured pass can serve every
-          // micro-batch
+  kStay,  // during a pass they are views of a bucket of their own dtype: no address changes, so
+          // that one captured pass can serve every micro-batch. Sums over the passes are those of
+          // kHandedOver, bit for bit
   kHandedOver,  // autograd's own buffers are added to a bucket of the dtype that is sent, or of
                 // their own where that is wider, and dropped: less memory and traffic
 };
@@ -79,8 +79,8 @@ class GradReducer {
   void begin_step();
   /// Before each backward pass. Only during the last one are buckets sent.
   void begin_micro_batch(bool last);
-  /// For backward passes that were replayed from a captured graph, in which no hook runs: takes
-  /// every gradient as complete and sends all buckets. After begin_micro_batch(true).
+  /// After a last backward pass that was replayed from a captured graph, in which no hook runs:
+  /// takes every gradient as complete and sends all buckets.
   void all_gradients_ready();
   /// After the last backward pass: sends what is left, waits, and (kAllReduce) makes the means the
   /// gradients. On CUDA the current stream waits, the host does not. Throws InternalError naming
@@ -104,12 +104,13 @@ class GradReducer {
  private:
   class Hook;
   struct BucketState {
-    at::Tensor wire;       // in the dtype that is sent
-    at::Tensor flat;       // where they are collected; mostly `wire` itself
-    bool stays = false;    // gradients are views of `flat` during the passes
-    at::Tensor shard;      // kReduceScatter
-    int64_t expected = 0;  // gradients that the backward pass gives
-    int64_t missing = 0;   // of them, not there yet in this micro-batch
+    at::Tensor wire;        // in the dtype that is sent
+    at::Tensor flat;        // where they are collected; mostly `wire` itself
+    bool stays = false;     // gradients are views of `flat` during the passes
+    bool one_pass = false;  // `flat` has the gradients of one pass only: `wire` is wider
+    at::Tensor shard;       // kReduceScatter
+    int64_t expected = 0;   // gradients that the backward pass gives
+    int64_t missing = 0;    // of them, not there yet in this micro-batch
     Handle handle;
   };
   const BucketState& state(int64_t index) const { return buckets_[static_cast<size_t>(index)]; }
@@ -119,6 +120,7 @@ class GradReducer {
   void send_complete(bool include_external);
   void send(int64_t index);
   void take_over(size_t param);
+  void add_pass(BucketState& bucket) const;
   void point_at_means();
   void find_missing();
   void fill_unseen();
@@ -136,6 +138,7 @@ class GradReducer {
 
   std::mutex mutex_;  // guards everything below: hooks run on autograd's threads
   bool sending_ = false;
+  int64_t num_passes_ = 0;   // begun in this step
   int64_t next_ = 0;         // first bucket that was not sent
   std::vector<char> ready_;  // by parameter, in this micro-batch
   std::vector<char> seen_;   // by parameter, in this step

@@ -42,23 +42,6 @@ constexpr Way kRingSimple{8.4, 3.4, 14.0, 1.0};
 constexpr Way kRingLl128{14.0, 1.9, 4.0, 0.92};
 constexpr Way kTreeLl128{14.0, 1.25, 8.5, 0.73};
 
-// The gathers of ZeRO-1 that the forward pass begins with: all before the returned bucket are in
-// its way. They come from the last bucket to the first.
-size_t first_needed_bucket(const BucketPlan& plan) {
-  size_t needed = plan.buckets.size();
-  for (size_t b = plan.buckets.size(); b-- > 0;) {
-    if (plan.buckets[b].external) continue;
-    needed = b;  // the parameters that are used first
-    break;
-  }
-  for (size_t b = 0; b < plan.buckets.size(); ++b) {
-    for (const BucketSlot& slot : plan.buckets[b].slots) {
-      if (plan.params[static_cast<size_t>(slot.param)].unit.empty()) return std::min(b, needed);
-    }
-  }
-  return needed;
-}
-
 void replicated_exchanges(const BucketPlan& plan, const CostOptions& options,
                           const RankGroup& world, std::vector<Exchange>& out) {
   const bool zero1 = options.strategy == Strategy::kZero1;
@@ -74,11 +57,10 @@ void replicated_exchanges(const BucketPlan& plan, const CostOptions& options,
                    Pass::kBackward, hidden});
   }
   if (!zero1) return;
-  const size_t needed = first_needed_bucket(plan);
   for (size_t b = plan.buckets.size(); b-- > 0;) {
     const Bucket& bucket = plan.buckets[b];
     out.push_back({"params", CollectiveKind::kAllGather, bucket.numel * size_of(bucket.dtype),
-                   world, 1, Pass::kForward, b < needed && !options.gradients_stay});
+                   world, 1, Pass::kForward, /*hidden=*/false});
   }
 }
 

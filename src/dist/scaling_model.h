@@ -82,8 +82,7 @@ struct Exchange {
 /// All of one step, those of predict_communication(). Not hidden are
 ///   the norm; external gradients, sent when the backward pass has ended;
 ///   ddp, zero1: the last bucket; with gradients_stay all, sent behind the last pass;
-///   zero1: gathers up to the last that the first unit or the root (parameters read outside of all
-///          units, waited for when the pass begins) needs; with gradients_stay all;
+///   zero1: all gathers: a captured step runs them before anything else (traced on two GPUs);
 ///   fsdp, hsdp: gathers of the root and the first unit, and the reductions of the unit whose
 ///          backward pass is last, and of the root.
 /// With accumulation ddp and zero1 exchange in the last (gradients) and first (weights) pass only.

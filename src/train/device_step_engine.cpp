@@ -47,6 +47,7 @@ struct Pending {
   std::vector<std::string> missing;
   GradientSync::Timed timed;
   std::vector<at::Tensor> stamps;  // pinned
+  int64_t wire_bytes = 0;
   runtime::Event done{/*with_time=*/true};
 };
 
@@ -96,7 +97,7 @@ class DeviceStepEngine : public StepEngine {
   std::vector<std::string> metric_names_;
   at::Tensor losses_;  // device [num_micro, 1 + metrics] fp32
   at::Tensor row_;     // device [1 + metrics] fp32, where a captured micro-batch puts them
-  std::optional<runtime::Event> last_end_;  // of the step reported last
+  std::optional<runtime::Event> last_end_;  // where the oldest step in flight begins
   int64_t num_micro_ = 1;
   EngineFacts facts_;
 };
@@ -182,20 +183,17 @@ GradientSync::Timed DeviceStepEngine::run_captured(Plan& plan, const Batches& ba
   if (sync != nullptr) sync->begin_times();
   reset_gradients();
   policy_.begin_step();
+  models::Batch& input = *plan.inputs.front();
+  // Before any micro-batch is begun: one graph serves all of them, so nothing is sent inside.
+  if (!plan.graph) capture(plan, [&] { micro_step(input, row_, count); });
   for (int64_t m = 0; m < count; ++m) {
-    models::Batch& input = *plan.inputs.front();
     input.copy_values(*batches[static_cast<size_t>(m)]);
-    if (!plan.graph) capture(plan, [&] { micro_step(input, row_, count); });
+    if (sync != nullptr) sync->begin_micro_batch(m + 1 == count);
     plan.graph->replay();
     loss_row(m).copy_(row_);
   }
   facts_.graph_nodes = plan.graph->num_nodes() * count;
-  if (sync != nullptr) {
-    // One graph serves every micro-batch, so nothing is sent in the last one; all gradients are
-    // complete here.
-    sync->begin_micro_batch(/*last=*/true);
-    sync->all_gradients_ready();
-  }
+  if (sync != nullptr) sync->all_gradients_ready();
   update();
   return sync != nullptr ? sync->end_times() : GradientSync::Timed();
 }
@@ -224,8 +222,10 @@ Plan& DeviceStepEngine::plan_for(const Batches& micro) {
 void DeviceStepEngine::submit(int64_t step, Batches micro, int64_t num_updates,
                               const UpdateScalars& now, const UpdateScalars& next) {
   num_micro_ = static_cast<int64_t>(micro.size());
+  GradientSync* sync = options_.sync;
   Pending pending;
   pending.step = step;
+  if (sync != nullptr) pending.wire_bytes = -sync->total_traffic().wire_bytes;
   for (const auto& batch : micro) {
     pending.sample_ids.push_back(batch->sample_ids);
   }
@@ -238,6 +238,7 @@ void DeviceStepEngine::submit(int64_t step, Batches micro, int64_t num_updates,
   }
   pending.batches = std::move(micro);
   const runtime::StreamScope scope(compute_);
+  if (pending_.empty()) last_end_.emplace(/*with_time=*/true).record(compute_);
   copied.block(compute_);
   optimizer_.upload_scalars({num_updates, now.lr, now.weight_decay},
                             {num_updates + 1, next.lr, next.weight_decay});
@@ -251,9 +252,10 @@ void DeviceStepEngine::submit(int64_t step, Batches micro, int64_t num_updates,
   } else {
     pending.timed = run_captured(plan, pending.batches);
   }
-  if (options_.sync != nullptr) {
-    pending.missing = options_.sync->missing();
-    pending.stamps = options_.sync->copy_stamps(pending.timed);
+  if (sync != nullptr) {
+    pending.missing = sync->missing();
+    pending.stamps = sync->copy_stamps(pending.timed);
+    pending.wire_bytes += sync->total_traffic().wire_bytes;
   }
   const auto to_host = [](const at::Tensor& device) {
     at::Tensor host =
@@ -284,11 +286,14 @@ StepReport DeviceStepEngine::take_report() {
   await(pending.done);
   StepReport out;
   out.step = pending.step;
-  if (last_end_) out.device_ms = pending.done.ms_since(*last_end_);
+  out.device_ms = pending.done.ms_since(*last_end_);
   last_end_ = std::move(pending.done);
   if (options_.sync != nullptr) {
     out.missing = std::move(pending.missing);
-    out.exposed_ms = options_.sync->read_times(pending.timed, pending.stamps);
+    const GradientSync::Times times = options_.sync->read_times(pending.timed, pending.stamps);
+    out.comm_ms = times.collectives;
+    out.exposed_ms = times.waited;
+    out.wire_bytes = pending.wire_bytes;
   }
   const int64_t columns = pending.losses.size(1);
   const float* values = pending.losses.const_data_ptr<float>();

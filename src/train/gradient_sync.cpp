@@ -1,5 +1,6 @@
 #include "train/gradient_sync.h"
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/sum.h>
 
@@ -77,6 +78,13 @@ bool GradientSync::first() const {
                      [](const dist::Communicator* one) { return one->rank() == 0; });
 }
 
+void GradientSync::combine_norm(const at::Tensor& norm) {
+  const at::NoGradGuard no_grad;
+  norm.square_();
+  communicators().front()->all_reduce(norm, dist::ReduceOp::kSum, "norm").wait();
+  norm.sqrt_();
+}
+
 void GradientSync::time_on(at::Device device) {
   for (dist::Communicator* one : communicators()) one->time_on(device);
 }
@@ -102,20 +110,30 @@ std::vector<at::Tensor> GradientSync::copy_stamps(const Timed& step) const {
   return out;
 }
 
-double GradientSync::read_times(const Timed& step, const std::vector<at::Tensor>& stamps) {
-  double waited = 0;
+GradientSync::Times GradientSync::read_times(const Timed& step,
+                                             const std::vector<at::Tensor>& stamps) {
+  Times out;
   const std::vector<dist::Communicator*> all = communicators();
   for (size_t i = 0; i < all.size(); ++i) {
     const dist::StepTimes times = dist::DeviceClock::read(step[i], stamps[i]);
     all[i]->add_times(times);
-    waited += times.waited;
+    out.waited += times.waited;
+    for (const auto& [name, ms] : times.collectives) out.collectives += ms;
   }
-  return waited;
+  return out;
 }
 
 GradientSync::Traffic GradientSync::traffic() const {
   Traffic out;
   for (const dist::Communicator* one : communicators()) out.push_back(one->counters());
+  return out;
+}
+
+dist::CollectiveCounter GradientSync::total_traffic() const {
+  dist::CollectiveCounter out;
+  for (const dist::Communicator* one : communicators()) {
+    for (const auto& [name, counter] : one->counters()) out += counter;
+  }
   return out;
 }
 

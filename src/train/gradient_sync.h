@@ -86,7 +86,7 @@ class GradientSync {
   /// everywhere when any rank says `bad`.
   virtual double combine_norm(double norm, bool bad) = 0;
   /// The same in place on the device, fp64 [1], without the host; only with sums_norm().
-  virtual void combine_norm(const at::Tensor& norm) = 0;
+  void combine_norm(const at::Tensor& norm);
   /// Weights were set: by the update, or from outside. With captured steps it is called after every
   /// replay too.
   virtual void weights_changed() = 0;
@@ -100,7 +100,8 @@ class GradientSync {
   virtual const dist::BucketPlan& plan() const = 0;
   /// Bytes it holds, by component: parameters, gradients, reduce_buffers, gathered.
   virtual dist::MemoryForecast held_memory() const = 0;
-  /// Those whose collectives exchange gradients and weights.
+  /// Those whose collectives exchange gradients and weights; first that of the ranks that divide
+  /// the weights or the optimizer's state.
   virtual std::vector<dist::Communicator*> communicators() const = 0;
   /// Rank 0 of all.
   bool first() const;
@@ -116,12 +117,16 @@ class GradientSync {
   Timed end_times();
   /// Copies for read_times(), pinned, enqueued on the current stream behind the step.
   std::vector<at::Tensor> copy_stamps(const Timed& step) const;
-  /// When the copies are there: brings the times of collectives into the counters and returns how
-  /// long the step's work waited for them, ms.
-  double read_times(const Timed& step, const std::vector<at::Tensor>& stamps);
+  /// Milliseconds of all collectives of a step, and how long the step's work waited for them.
+  struct Times {
+    double collectives = 0, waited = 0;
+  };
+  /// When the copies are there: brings the times of collectives into the counters too.
+  Times read_times(const Timed& step, const std::vector<at::Tensor>& stamps);
 
   /// Counted so far.
   Traffic traffic() const;
+  dist::CollectiveCounter total_traffic() const;
   /// Since `before`.
   Traffic traffic_since(const Traffic& before) const;
   /// Counts what is inside a captured step, when that is replayed.

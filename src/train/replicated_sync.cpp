@@ -194,13 +194,6 @@ double ReplicatedSync::combine_norm(double norm, bool bad) {
   return norm + data_.sum({bad ? kNan : 0.0}, "norm").front();
 }
 
-void ReplicatedSync::combine_norm(const at::Tensor& norm) {
-  const at::NoGradGuard no_grad;
-  norm.square_();
-  data_.all_reduce(norm, dist::ReduceOp::kSum, "norm").wait();
-  norm.sqrt_();
-}
-
 void ReplicatedSync::weights_changed() {
   gather_due_ = gathers_in_step_;
   if (zero1_ && !gathers_in_step_) zero1_->begin_gather();

@@ -40,8 +40,8 @@ class ReplicatedSync final : public GradientSync {
   void all_gradients_ready() override { reducer().all_gradients_ready(); }
   void finish() override;
   bool sums_norm() const override { return sliced(); }
+  using GradientSync::combine_norm;
   double combine_norm(double norm, bool bad) override;
-  void combine_norm(const at::Tensor& norm) override;
   void weights_changed() override;
   void wait_weights() override;
   const std::vector<std::string>& missing() const override { return reducer().missing(); }

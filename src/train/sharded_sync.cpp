@@ -94,13 +94,6 @@ double ShardedSync::combine_norm(double norm, bool bad) {
   return std::sqrt(sum) + faults;
 }
 
-void ShardedSync::combine_norm(const at::Tensor& norm) {
-  const at::NoGradGuard no_grad;
-  norm.square_();
-  shard_.all_reduce(norm, dist::ReduceOp::kSum, "norm").wait();
-  norm.sqrt_();
-}
-
 dist::MemoryForecast ShardedSync::held_memory() const {
   dist::MemoryForecast out;
   out.parameters = fsdp_->shard_bytes();

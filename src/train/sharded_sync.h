@@ -36,8 +36,8 @@ class ShardedSync final : public GradientSync {
   void all_gradients_ready() override;
   void finish() override { fsdp_->finish(); }
   bool sums_norm() const override { return true; }
+  using GradientSync::combine_norm;
   double combine_norm(double norm, bool bad) override;
-  void combine_norm(const at::Tensor& norm) override;
   void weights_changed() override { fsdp_->weights_changed(); }
   void wait_weights() override {}
   const std::vector<std::string>& missing() const override { return missing_; }

@@ -19,7 +19,7 @@ class HostStepEngine : public StepEngine {
       : policy_(policy), optimizer_(optimizer), options_(options) {}
 
   void submit(int64_t step, std::vector<std::unique_ptr<models::Batch>> micro,
-              int64_t /*num_updates*/, const UpdateScalars& now,
+              int64_t /*num_updates*/, const UpdateScalars& scalars,
               const UpdateScalars& /*next*/) override {
     const auto start = std::chrono::steady_clock::now();
     StepReport report;
@@ -27,7 +27,8 @@ class HostStepEngine : public StepEngine {
     std::vector<std::vector<int64_t>> ids;
     std::vector<double> losses;
     GradientSync* sync = options_.sync;
-    const double exposed_before = sync == nullptr ? 0 : exposed_ms();
+    const dist::CollectiveCounter before =
+        sync == nullptr ? dist::CollectiveCounter() : sync->total_traffic();
     if (sync == nullptr) {
       optimizer_.zero_grad();
     } else {
@@ -59,10 +60,15 @@ class HostStepEngine : public StepEngine {
     report.fault = describe_fault(losses, report.grad_norm, ids);
     report.updated = report.fault.empty();
     if (report.updated) {
-      optimizer_.apply(now.lr, report.grad_norm, now.weight_decay);
+      optimizer_.apply(scalars.lr, report.grad_norm, scalars.weight_decay);
       if (sync != nullptr) sync->weights_changed();
     }
-    if (sync != nullptr) report.exposed_ms = exposed_ms() - exposed_before;
+    if (sync != nullptr) {
+      const dist::CollectiveCounter now = sync->total_traffic();
+      report.exposed_ms = now.exposed_ms - before.exposed_ms;
+      report.comm_ms = now.elapsed_ms - before.elapsed_ms;
+      report.wire_bytes = now.wire_bytes - before.wire_bytes;
+    }
     const std::chrono::duration<double, std::milli> spent =
         std::chrono::steady_clock::now() - start;
     report.device_ms = spent.count();
@@ -79,15 +85,6 @@ class HostStepEngine : public StepEngine {
   void reset(int64_t /*num_updates*/) override {}
 
  private:
-  /// Time that this thread has waited for others in the exchange of gradients and weights.
-  double exposed_ms() const {
-    double sum = 0;
-    for (const auto& counters : options_.sync->traffic()) {
-      for (const auto& [name, counter] : counters) sum += counter.exposed_ms;
-    }
-    return sum;
-  }
-
   models::Policy& policy_;
   AdamW& optimizer_;
   StepEngineOptions options_;

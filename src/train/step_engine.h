@@ -44,10 +44,13 @@ struct StepReport {
   double grad_norm = 0;  // before clipping
   std::vector<std::pair<std::string, double>> extra;
   bool updated = false;
-  double device_ms =
-      0;  // since the end of the step before, on the device (host engine: its own time)
-  double exposed_ms = 0;  // of it, waiting for gradients and weights of other processes
-  std::string fault;      // empty when loss and norm are finite
+  /// On the device, since the end of the step before, or since it was submitted where none was in
+  /// flight. Host engine: its own time.
+  double device_ms = 0;
+  double exposed_ms = 0;   // of it, waiting for gradients and weights of other processes
+  double comm_ms = 0;      // its collectives from begin to end, whatever ran meanwhile
+  int64_t wire_bytes = 0;  // that this process sent in them
+  std::string fault;       // empty when loss and norm are finite
   /// Trainable parameters without a gradient on this process, where other processes may have one.
   std::vector<std::string> missing;
 };

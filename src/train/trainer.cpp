@@ -110,6 +110,7 @@ class Run {
   int64_t resumed_step_ = 0;
   Clock::time_point run_start_, window_start_;
   int64_t timed_steps_ = 0;
+  double device_ms_ = 0;
   double wait_ms_ = 0;
   FeedCounters feed_before_;  // at the last record
   double last_lr_ = 0;
@@ -239,7 +240,6 @@ void Run::say_what_runs() {
 }
 
 void Run::start_feed() {
-  if (parallel_.distributed()) window_.begin(parallel_.data_plane());
   if (parallel_.first()) order_log_ = std::make_unique<OrderLog>(*stream_);
   feed_ = std::make_unique<BatchFeed>(recipe_, *dataset_, *transform_, *assembly_.policy, *stream_,
                                       device_.is_cuda(), state_.step, last_step(),
@@ -292,7 +292,7 @@ void Run::exchange(StepReport& report) {
   ++exchanges_;
   interrupted_anywhere_ = interrupted_anywhere_ || all.interrupted;
   data_fault_anywhere_ = data_fault_anywhere_ || all.data_fault;
-  window_.add(all.rows, ExchangedReport::kStepMs, ExchangedReport::kExposedMs);
+  window_.add(report, all);
 }
 
 void Run::skip_or_stop(const StepReport& report) {
@@ -340,6 +340,7 @@ void Run::handle(const StepReport& report) {
   }
   ++state_.window_steps;
   ++timed_steps_;
+  device_ms_ += report.device_ms;
   state_.step = report.step + 1;
   state_.num_samples += recipe_.train.global_batch;
   report_progress(report);
@@ -368,8 +369,9 @@ PipelineRecord Run::pipeline_record(double seconds) {
   out.starved = static_cast<double>(queue.num_starved - before.num_starved) / taken;
   out.blocked = (queue.blocked_s - before.blocked_s) / time;
   for (size_t i = 0; i < kNumFeedStages; ++i) {
-    out.stages.emplace_back(to_string(static_cast<FeedStage>(i)),
-                            (now.stages[i] - feed_before_.stages[i]).wall_s / time);
+    // Fetching is what is left of a batch without decoding, which is on the books earlier.
+    const double spent = (now.stages[i] - feed_before_.stages[i]).wall_s;
+    out.stages.emplace_back(to_string(static_cast<FeedStage>(i)), std::max(spent, 0.0) / time);
   }
   feed_before_ = now;
   return out;
@@ -382,13 +384,14 @@ void Run::record(int64_t step, bool force) {
   state_.window_loss = state_.window_grad_norm = 0;
   state_.window_extra.clear();
   timed_steps_ = 0;
-  wait_ms_ = 0;
+  device_ms_ = wait_ms_ = 0;
   window_.clear();
   window_start_ = Clock::now();
 }
 
 void Run::write_record(int64_t step) {
-  const double seconds = seconds_since(window_start_);
+  // Where the host was slower than the device, several reports are there at once before a save.
+  const double seconds = std::max(seconds_since(window_start_), 1e-3 * device_ms_);
   const double updates = static_cast<double>(state_.window_updates);
   MetricsRecord r;
   r.step = step;
@@ -403,7 +406,7 @@ void Run::write_record(int64_t step) {
   r.num_samples = state_.num_samples;
   if (feed_) r.pipeline = pipeline_record(seconds);
   if (parallel_.distributed()) {
-    r.parallel = window_.record(parallel_.world_size(), timed_steps_);
+    r.parallel = window_.record(timed_steps_);
   }
   for (const auto& [name, sum] : state_.window_extra) r.extra.emplace_back(name, sum / updates);
   metrics_->write(r);

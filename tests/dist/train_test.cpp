@@ -57,6 +57,22 @@ TEST(TrainTwoRanks, GradientsThatAreHandedOverAreTheSameBits) {
   }
 }
 
+// Gradients narrower than what is sent: one pass is added to the others in the wider type, also
+// where they stay at their addresses.
+TEST(TrainTwoRanks, NarrowGradientsAreSummedInTheWiderType) {
+  for (const Strategy strategy : {Strategy::kDdp, Strategy::kZero1}) {
+    TrainOptions options;
+    options.strategy = strategy;
+    options.micro_batches = 3;
+    options.dtype = at::kBFloat16;
+    const TrainResult stay = train_ranks(2, options);
+    options.buffers = GradientBuffers::kHandedOver;
+    const TrainResult handed = train_ranks(2, options);
+    EXPECT_EQ(stay.losses, handed.losses);
+    EXPECT_EQ(stay.weights, handed.weights);
+  }
+}
+
 // Every kept-or-gathered-again choice, with accumulation and with units computed again.
 TEST(TrainTwoRanks, FsdpFollowsTheSingleProcess) {
   const TrainResult reference = train_ranks(1, {});

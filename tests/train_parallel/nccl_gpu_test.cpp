@@ -87,6 +87,7 @@ TEST_F(ParallelGpu, GraphsRepeatEagerSteps) {
       for (std::string a, b; std::getline(in, a) && std::getline(plain, b);) {
         const auto captured = nlohmann::json::parse(a), one = nlohmann::json::parse(b);
         EXPECT_EQ(captured["comm_mb"], one["comm_mb"]) << a;
+        EXPECT_GT(captured["comm_mb"].get<double>(), 0) << a;
         // The device's own times, inside graphs too.
         for (const auto& record : {captured, one}) {
           const double step = record["step_time_ms"].get<double>();
