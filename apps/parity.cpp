@@ -92,6 +92,12 @@ std::unique_ptr<models::ParityOptimizer> make_parity_optimizer(
   config.eps = recipe.eps;
   config.weight_decay = recipe.weight_decay;
   config.clip_norm = recipe.clip_norm > 0 ? std::optional(recipe.clip_norm) : std::nullopt;
+  for (const std::string& name : recipe.no_decay) {
+    train::ParamGroupConfig group;
+    group.pattern = name;
+    group.weight_decay = 0;
+    config.groups.push_back(group);
+  }
   train::ScheduleConfig schedule;
   schedule.beyond_end = "follow";  // recorded runs go past the end as their program did
   if (recipe.schedule == "cosine_with_warmup_openpi") {

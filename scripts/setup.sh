@@ -6,7 +6,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 packages=(python3 python3-venv g++ ccache lld pkg-config libfmt-dev libspdlog-dev nlohmann-json3-dev libyaml-cpp-dev
-  libcli11-dev libsentencepiece-dev libavformat-dev libavcodec-dev libavutil-dev libswscale-dev
+  libcli11-dev libsentencepiece-dev libpcre2-dev libutf8proc-dev libavformat-dev libavcodec-dev libavutil-dev libswscale-dev
   libgloo-dev)
 if [[ "${1:-}" == "--tests" ]]; then
   packages+=(libgtest-dev libgmock-dev)

@@ -8,7 +8,7 @@ shift || true
 .venv/bin/cmake --preset fuzz >/dev/null
 .venv/bin/cmake --build build/fuzz --parallel "$(nproc)" --target fuzz
 targets=("$@")
-((${#targets[@]})) || targets=(yaml_fuzz json_fuzz safetensors_fuzz shard_index_fuzz tokenizer_fuzz dataset_fuzz video_fuzz)
+((${#targets[@]})) || targets=(yaml_fuzz json_fuzz safetensors_fuzz shard_index_fuzz tokenizer_fuzz hf_tokenizer_fuzz dataset_fuzz video_fuzz)
 for target in "${targets[@]}"; do
   mkdir -p "build/fuzz/corpus/$target"
   echo "==> $target, $seconds s"

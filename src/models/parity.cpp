@@ -100,15 +100,18 @@ ParityRecipe read_recipe(const nlohmann::json& r) {
   out.schedule = r.value("schedule", std::string("constant"));
   out.peak_lr = r.value("peak_lr", r.value("lr", 0.0));
   out.min_lr = r.value("min_lr", r.value("decay_lr", 0.0));
-  out.warmup_steps = r.value("warmup_steps", int64_t{0});
+  out.warmup_steps = r.value("warmup_steps", r.value("warmup", int64_t{0}));
   out.decay_steps = r.value("decay_steps", r.value("train_iters", int64_t{0}));
+  if (out.decay_steps == 0 && r.contains("steps") && r["steps"].is_number_integer()) {
+    out.decay_steps = r["steps"].get<int64_t>();
+  }
   if (r.contains("betas")) {
     out.beta1 = r["betas"].at(0).get<double>();
     out.beta2 = r["betas"].at(1).get<double>();
   }
   out.eps = r.value("eps", 1e-8);
   out.weight_decay = r.value("weight_decay", 0.0);
-  out.clip_norm = r.value("clip_grad_norm", 0.0);
+  out.clip_norm = r.value("clip_grad_norm", r.value("clip", 0.0));
   return out;
 }
 
@@ -130,6 +133,8 @@ std::vector<Recorded> read_recorded(const nlohmann::json& doc) {
       }
     }
   }
+  const auto no_decay = doc.value("no_decay", std::vector<std::string>());
+  for (Recorded& run : out) run.recipe.no_decay = no_decay;
   return out;
 }
 

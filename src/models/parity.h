@@ -61,6 +61,7 @@ struct ParityRecipe {
   int64_t warmup_steps = 0, decay_steps = 0;
   double beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0,
          clip_norm = 0;  // clip_norm 0: none
+  std::vector<std::string> no_decay;  // names of parameters
 };
 
 /// One optimizer with its schedule; the program passes in the trainer's own, so that trajectories

@@ -4,6 +4,8 @@
 #include "base/config/load.h"
 #include "base/error.h"
 #include "models/parity.h"
+#include "models/groot/parity.h"
+#include "models/groot/spec.h"
 #include "models/pi05/parity.h"
 #include "models/pi05/spec.h"
 #include "models/spec.h"
@@ -11,7 +13,7 @@
 namespace longship::models {
 
 std::vector<const ModelFamily*> all_families() {
-  return {&pi05_family()};
+  return {&groot_n16_family(), &groot_n17_family(), &pi05_family()};
 }
 
 const ModelFamily& find_family(const std::string& name) {
@@ -31,7 +33,11 @@ const ModelFamily& find_family(const std::string& name) {
 std::unique_ptr<ParityAdapter> make_parity_adapter(const ParityCase& c,
                                                    const ParityOptions& options) {
   if (c.family == "pi05") return make_pi05_parity_adapter(c, options);
-  throw ConfigError(fmt::format("family '{}' is not implemented; implemented: pi05", c.family));
+  if (c.family == "groot_n16" || c.family == "groot_n17") {
+    return make_groot_parity_adapter(c, options);
+  }
+  throw ConfigError(fmt::format(
+      "family '{}' is not implemented; implemented: groot_n16, groot_n17, pi05", c.family));
 }
 
 }  // namespace longship::models

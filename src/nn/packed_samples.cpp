@@ -2,7 +2,9 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/triu.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 
@@ -24,6 +26,43 @@ at::Tensor packed_mask(const at::Tensor& segment_ids, bool causal, at::ScalarTyp
       .view({1, 1, rows, rows});
 }
 
+namespace {
+
+// A row sees rows up to itself.
+at::Tensor causal_mask(int64_t length, at::TensorOptions options) {
+  return at::full({length, length}, kMasked, options).triu(1).view({1, 1, length, length});
+}
+
+// Sample by sample, where the host knows the lengths: work goes by the squares of the samples, not
+// by the square of the pack.
+at::Tensor attention_by_sample(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                               const at::Tensor& cu, bool causal) {
+  const auto bounds = cu.accessor<int32_t, 1>();
+  const int64_t samples = cu.size(0) - 1, rows = bounds[samples];
+  const auto attend = [&](int64_t begin, int64_t length, int64_t count) {
+    const auto part = [&](const at::Tensor& x) {
+      return x.narrow(0, begin, count * length).unflatten(0, {count, length});
+    };
+    const at::Tensor mask = causal ? causal_mask(length, q.options()) : at::Tensor();
+    return attention(part(q), part(k), part(v), mask).flatten(0, 1);
+  };
+  // Neighbours of one length go together.
+  std::vector<at::Tensor> out;
+  for (int64_t b = 0; b < samples;) {
+    const int64_t length = bounds[b + 1] - bounds[b];
+    int64_t end = b + 1;
+    while (end < samples && bounds[end + 1] - bounds[end] == length) ++end;
+    if (length > 0) out.push_back(attend(bounds[b], length, end - b));
+    b = end;
+  }
+  if (rows < q.size(0)) {
+    out.push_back(at::zeros({q.size(0) - rows, q.size(1) * q.size(2)}, q.options()));
+  }
+  return out.size() == 1 ? out.front() : at::cat(out);
+}
+
+}  // namespace
+
 at::Tensor packed_self_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                  const PackedSamples& samples, bool causal) {
   LS_CHECK(samples.segment_ids.dim() == 1 && samples.segment_ids.size(0) == q.size(0) &&
@@ -33,6 +72,9 @@ at::Tensor packed_self_attention(const at::Tensor& q, const at::Tensor& k, const
   if (q.is_cuda() && q.scalar_type() == at::kBFloat16) {
     return varlen_attention(q, k, v, samples.cu_seqlens, samples.cu_seqlens, samples.longest,
                             samples.longest, causal);
+  }
+  if (q.is_cpu() && samples.cu_seqlens.defined() && samples.cu_seqlens.is_cpu()) {
+    return attention_by_sample(q, k, v, samples.cu_seqlens, causal);
   }
   const at::Tensor mask = packed_mask(samples.segment_ids, causal, q.scalar_type());
   const at::Tensor out = attention(q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0), mask).squeeze(0);

@@ -17,8 +17,8 @@ struct PackedSamples {
 
 /// q [T, H, E]; k, v [T, G, E], G divides H. Row t sees the rows of its own sample; with `causal`
 /// those up to itself. Returns [T, H*E]; padding rows are zero and so are their gradients. Scale
-/// 1/sqrt(E). CUDA bf16: the library's varlen kernels, no score matrix. Elsewhere: one masked
-/// softmax over T x T scores, in fp32 or fp64.
+/// 1/sqrt(E). CUDA bf16: the library's varlen kernels, no score matrix. On the CPU sample by
+/// sample. Elsewhere: one masked softmax over T x T scores, in fp32 or fp64.
 at::Tensor packed_self_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                  const PackedSamples& samples, bool causal);
 

@@ -2,6 +2,7 @@
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/linear.h>
+#include <ATen/ops/stack.h>
 #include <fmt/core.h>
 
 #include <optional>
@@ -28,7 +29,19 @@ SiglipAttention::SiglipAttention(int64_t width, int64_t num_heads)
   register_stack({&q_proj.bias, &k_proj.bias, &v_proj.bias});
 }
 
-at::Tensor SiglipAttention::mix(const at::Tensor& x, const Fused& fused) const {
+namespace {
+
+// Each pair (2i, 2i + 1) as one complex number. x [P, H, E]; cos, sin [P, 1, E / 2].
+at::Tensor rotate_pairs(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {
+  const at::Tensor pairs = x.to(cos.scalar_type()).unflatten(-1, {-1, 2});
+  const at::Tensor re = pairs.select(-1, 0), im = pairs.select(-1, 1);
+  return at::stack({re * cos - im * sin, re * sin + im * cos}, -1).flatten(-2).to(x.scalar_type());
+}
+
+}  // namespace
+
+at::Tensor SiglipAttention::mix(const at::Tensor& x, const Fused& fused,
+                                const SiglipRows* rows) const {
   const int64_t width = x.size(-1), head_dim = width / num_heads_;
   std::vector<at::Tensor> qkv;
   if (fp8_qkv) {
@@ -44,6 +57,12 @@ at::Tensor SiglipAttention::mix(const at::Tensor& x, const Fused& fused) const {
     qkv = {q_proj.forward(x), k_proj.forward(x), v_proj.forward(x)};
   }
   for (at::Tensor& t : qkv) t = t.unflatten(-1, {num_heads_, head_dim});
+  if (rows != nullptr) {
+    if (rows->cos.defined()) {
+      for (size_t i = 0; i < 2; ++i) qkv[i] = rotate_pairs(qkv[i], rows->cos, rows->sin);
+    }
+    return packed_self_attention(qkv[0], qkv[1], qkv[2], rows->pictures, /*causal=*/false);
+  }
   return fused.attention ? dense_attention(qkv[0], qkv[1], qkv[2])
                          : attention(qkv[0], qkv[1], qkv[2]);
 }
@@ -60,7 +79,8 @@ SiglipLayer::SiglipLayer(const SiglipSizes& sizes)
 }
 
 Normed SiglipLayer::forward(const Normed& x, const LayerNorm& next,
-                            const SiglipPrecision& precision, const Fused& fused) const {
+                            const SiglipPrecision& precision, const Fused& fused,
+                            const SiglipRows* rows) const {
   // The bias belongs into the product, before its only rounding: h and a rounded product often sum
   // to the middle between two bf16 values, where any bias, however small, would decide.
   const auto product = [](const at::Tensor& in, const Linear& layer, const Fp8Linear* fp8) {
@@ -69,7 +89,7 @@ Normed SiglipLayer::forward(const Normed& x, const LayerNorm& next,
   const auto add = [&](const at::Tensor& h, const at::Tensor& branch, const LayerNorm& norm) {
     return add_layer_norm(h, branch, norm.weight, norm.bias, norm.eps(), fused.norms);
   };
-  const at::Tensor mixed = self_attn.mix(x.y.to(precision.gemm), fused);
+  const at::Tensor mixed = self_attn.mix(x.y.to(precision.gemm), fused, rows);
   const Normed middle =
       add(x.h, product(mixed, self_attn.out_proj, self_attn.fp8_out), layer_norm2);
   const at::Tensor hidden = mlp.hidden(middle.y.to(precision.gemm), fused.activations);
@@ -110,25 +130,33 @@ at::Tensor SiglipTower::embed(const at::Tensor& images, const SiglipPrecision& p
   return (x + position_).to(precision.stream);
 }
 
-at::Tensor SiglipTower::encode(const at::Tensor& embeddings, const SiglipPrecision& precision,
-                               const Fused& fused, const SiglipRunner& run) const {
+at::Tensor run_siglip_layers(const std::vector<std::unique_ptr<SiglipLayer>>& layers,
+                             const LayerNorm& last, const at::Tensor& embeddings,
+                             const SiglipPrecision& precision, const Fused& fused,
+                             const SiglipRunner& run, const SiglipRowsOf& rows_of) {
   // Mixed streams (fp32 residual around bf16 products) take the plain path.
   const Fused used = precision.gemm == precision.stream ? fused : Fused{};
-  Normed x{embeddings, layers_.empty()
-                           ? embeddings
-                           : layers_.front()->layer_norm1.forward(embeddings, used.norms)};
-  for (size_t l = 0; l < layers_.size(); ++l) {
-    const LayerNorm& next = l + 1 < layers_.size() ? layers_[l + 1]->layer_norm1 : post_layernorm_;
-    const SiglipLayer* layer = layers_[l].get();
-    const auto unit = [layer, &next, precision, used](const std::vector<at::Tensor>& in) {
-      const Normed out = layer->forward({in[0], in[1]}, next, precision, used);
+  if (layers.empty()) return last.forward(embeddings, used.norms);
+  Normed x{embeddings, layers.front()->layer_norm1.forward(embeddings, used.norms)};
+  for (size_t l = 0; l < layers.size(); ++l) {
+    const LayerNorm& next = l + 1 < layers.size() ? layers[l + 1]->layer_norm1 : last;
+    const SiglipLayer* layer = layers[l].get();
+    const std::shared_ptr<const SiglipRows> rows =
+        rows_of ? rows_of(static_cast<int64_t>(l)) : nullptr;
+    const auto unit = [layer, &next, precision, used, rows](const std::vector<at::Tensor>& in) {
+      const Normed out = layer->forward({in[0], in[1]}, next, precision, used, rows.get());
       return std::vector<at::Tensor>{out.h, out.y};
     };
     const std::vector<at::Tensor> in{x.h, x.y};
     const std::vector<at::Tensor> out = run ? run(static_cast<int64_t>(l), unit, in) : unit(in);
     x = {out[0], out[1]};
   }
-  return layers_.empty() ? post_layernorm_.forward(embeddings, used.norms) : x.y;
+  return x.y;
+}
+
+at::Tensor SiglipTower::encode(const at::Tensor& embeddings, const SiglipPrecision& precision,
+                               const Fused& fused, const SiglipRunner& run) const {
+  return run_siglip_layers(layers_, post_layernorm_, embeddings, precision, fused, run);
 }
 
 void SiglipTower::use_fp8(Fp8Layers& layers, const std::string& prefix) {

@@ -14,6 +14,7 @@
 #include "nn/mlp.h"
 #include "nn/module.h"
 #include "nn/norm.h"
+#include "nn/packed_samples.h"
 #include "nn/unit.h"
 
 namespace longship::nn {
@@ -40,11 +41,18 @@ struct SiglipPrecision {
 using SiglipRunner = std::function<std::vector<at::Tensor>(
     int64_t layer, const UnitFunction& function, const std::vector<at::Tensor>& inputs)>;
 
+/// Pictures of different sizes behind each other: the rows are [P, width] then.
+struct SiglipRows {
+  PackedSamples pictures;  // what sees each other: whole pictures, or windows of them
+  at::Tensor cos, sin;     // [P, 1, head_dim / 2], rotation of the pairs (2i, 2i + 1); undefined: none
+};
+
 class SiglipAttention : public Module {
  public:
   SiglipAttention(int64_t width, int64_t num_heads);
-  /// The heads' output before out_proj: x [V, T, width] in the GEMM dtype -> same.
-  at::Tensor mix(const at::Tensor& x, const Fused& fused) const;
+  /// The heads' output before out_proj: x [V, T, width], or [P, width] with `rows`, in the GEMM
+  /// dtype -> same.
+  at::Tensor mix(const at::Tensor& x, const Fused& fused, const SiglipRows* rows = nullptr) const;
 
   Linear q_proj, k_proj, v_proj, out_proj;
   const Fp8Linear* fp8_qkv = nullptr;  // null: the model's dtype
@@ -60,13 +68,25 @@ class SiglipLayer : public Module {
   /// x: the residual stream and its norm by this layer's layer_norm1 -> the stream behind the layer
   /// and its norm by `next`.
   Normed forward(const Normed& x, const LayerNorm& next, const SiglipPrecision& precision,
-                 const Fused& fused) const;
+                 const Fused& fused, const SiglipRows* rows = nullptr) const;
 
   LayerNorm layer_norm1;
   SiglipAttention self_attn;
   LayerNorm layer_norm2;
   Mlp mlp;
 };
+
+/// What the rows of layer l see; null where the pictures are [V, T, width]. Shared, because a layer
+/// that is computed again needs them in the backward pass.
+using SiglipRowsOf = std::function<std::shared_ptr<const SiglipRows>(int64_t layer)>;
+
+/// Runs the layers in order, each under `run`. Layer l applies the first norm of layer l + 1, the last
+/// one `last`; the first norm of layer 0 is outside of all. Returns the last norm's output.
+at::Tensor run_siglip_layers(const std::vector<std::unique_ptr<SiglipLayer>>& layers,
+                             const LayerNorm& last, const at::Tensor& embeddings,
+                             const SiglipPrecision& precision, const Fused& fused,
+                             const SiglipRunner& run,
+                             const SiglipRowsOf& rows_of = {});
 
 /// Registers everything under "vision_model.".
 class SiglipTower : public Module {
@@ -77,8 +97,6 @@ class SiglipTower : public Module {
   /// dtype. Throws ShapeError.
   at::Tensor embed(const at::Tensor& images, const SiglipPrecision& precision) const;
   /// The encoder layers and the last norm: [V, T, width] -> [V, T, width] in the stream dtype.
-  /// Layer l applies the first norm of layer l + 1, the last one post_layernorm; the first norm of
-  /// layer 0 is outside of all.
   at::Tensor encode(const at::Tensor& embeddings, const SiglipPrecision& precision,
                     const Fused& fused = {}, const SiglipRunner& run = {}) const;
 

@@ -8,6 +8,7 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "models/common/parameter_patterns.h"
 #include "models/pi05/mapping.h"
 #include "models/pi05/plan.h"
 #include "models/pi05/sampling.h"

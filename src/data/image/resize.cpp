@@ -9,51 +9,13 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "data/image/letterbox.h"
+#include "data/image/separable.h"
 
 namespace longship::data {
 namespace {
 
 constexpr int64_t kChannels = 3;
-
-/// Input samples [first[i], first[i] + count[i]) and their weights (row i at i*stride) for output
-/// i.
-template <class W>
-struct Taps {
-  std::vector<int64_t> first;
-  std::vector<int64_t> count;
-  std::vector<W> weights;
-  int64_t stride = 0;
-  int shift = 0;  // fixed-point weights only
-};
-
-/// Pillow's precompute_coeffs with its triangle filter: widened by the scale when shrinking
-/// (antialias).
-Taps<double> triangle_taps(int64_t n_in, int64_t n_out) {
-  const double scale = static_cast<double>(n_in) / static_cast<double>(n_out);
-  const double support = std::max(scale, 1.0);
-  const double inverse = 1.0 / support;
-  Taps<double> taps;
-  taps.stride = static_cast<int64_t>(std::ceil(support)) * 2 + 1;
-  taps.first.resize(static_cast<size_t>(n_out));
-  taps.count.resize(static_cast<size_t>(n_out));
-  taps.weights.assign(static_cast<size_t>(n_out * taps.stride), 0.0);
-  for (int64_t i = 0; i < n_out; ++i) {
-    const double center = (static_cast<double>(i) + 0.5) * scale;
-    const int64_t lo = std::max<int64_t>(0, static_cast<int64_t>(center - support + 0.5));
-    const int64_t hi = std::min(n_in, static_cast<int64_t>(center + support + 0.5));
-    double* w = &taps.weights[static_cast<size_t>(i * taps.stride)];
-    double sum = 0;
-    for (int64_t j = lo; j < hi; ++j) {
-      const double x = std::abs((static_cast<double>(j) - center + 0.5) * inverse);
-      w[j - lo] = x < 1.0 ? 1.0 - x : 0.0;
-      sum += w[j - lo];
-    }
-    for (int64_t j = lo; j < hi; ++j) w[j - lo] /= sum;
-    taps.first[static_cast<size_t>(i)] = lo;
-    taps.count[static_cast<size_t>(i)] = hi - lo;
-  }
-  return taps;
-}
 
 /// Two-tap taps of torch's align_corners=False bilinear in arithmetic type F; the tap behind the
 /// end has merged into the last sample.
@@ -76,72 +38,6 @@ Taps<F> bilinear_taps(int64_t n_in, int64_t n_out) {
     taps.weights[static_cast<size_t>(i) * 2 + 1] = last ? F(0) : lambda;
   }
   return taps;
-}
-
-Taps<int32_t> fixed_point(const Taps<double>& in, int shift) {
-  Taps<int32_t> out{in.first, in.count, std::vector<int32_t>(in.weights.size()), in.stride, shift};
-  for (size_t i = 0; i < in.weights.size(); ++i) {
-    out.weights[i] = static_cast<int32_t>(0.5 + in.weights[i] * static_cast<double>(1 << shift));
-  }
-  return out;
-}
-
-/// torch's uint8 bilinear: 16-bit weights with as many fraction bits as the largest weight allows.
-Taps<int32_t> torch_u8_taps(int64_t n_in, int64_t n_out) {
-  const Taps<double> taps = bilinear_taps<double>(n_in, n_out);
-  const double largest = *std::max_element(taps.weights.begin(), taps.weights.end());
-  int shift = 0;
-  while (shift < 22 && static_cast<int>(0.5 + largest * (1 << (shift + 1))) < (1 << 15)) ++shift;
-  return fixed_point(taps, shift);
-}
-
-uint8_t clip8(int32_t acc, int shift) {
-  return static_cast<uint8_t>(std::clamp(acc >> shift, 0, 255));
-}
-
-/// Horizontal pass over [h, w_in, 3] -> [h, w_out, 3].
-std::vector<uint8_t> horizontal_u8(const uint8_t* in, int64_t h, int64_t w_in, int64_t w_out,
-                                   const Taps<int32_t>& taps) {
-  std::vector<uint8_t> out(static_cast<size_t>(h * w_out * kChannels));
-  const int32_t half = 1 << (taps.shift - 1);
-  for (int64_t y = 0; y < h; ++y) {
-    const uint8_t* row = in + y * w_in * kChannels;
-    uint8_t* dst = out.data() + y * w_out * kChannels;
-    for (int64_t x = 0; x < w_out; ++x, dst += kChannels) {
-      const uint8_t* src = row + taps.first[static_cast<size_t>(x)] * kChannels;
-      const int32_t* w = &taps.weights[static_cast<size_t>(x * taps.stride)];
-      const int64_t n = taps.count[static_cast<size_t>(x)];
-      int32_t r = half, g = half, b = half;
-      for (int64_t j = 0; j < n; ++j, src += kChannels) {
-        r += w[j] * src[0];
-        g += w[j] * src[1];
-        b += w[j] * src[2];
-      }
-      dst[0] = clip8(r, taps.shift);
-      dst[1] = clip8(g, taps.shift);
-      dst[2] = clip8(b, taps.shift);
-    }
-  }
-  return out;
-}
-
-/// Vertical pass over [h_in, w, 3]; row i of the result starts at out + i*out_pitch.
-void vertical_u8(const uint8_t* in, int64_t w, int64_t h_out, const Taps<int32_t>& taps,
-                 uint8_t* out, int64_t out_pitch) {
-  const int64_t pitch = w * kChannels;
-  const int32_t half = 1 << (taps.shift - 1);
-  std::vector<int32_t> acc(static_cast<size_t>(pitch));
-  for (int64_t y = 0; y < h_out; ++y) {
-    std::fill(acc.begin(), acc.end(), half);
-    const uint8_t* src = in + taps.first[static_cast<size_t>(y)] * pitch;
-    const int32_t* weights = &taps.weights[static_cast<size_t>(y * taps.stride)];
-    for (int64_t j = 0; j < taps.count[static_cast<size_t>(y)]; ++j, src += pitch) {
-      const int32_t w_j = weights[j];
-      for (int64_t i = 0; i < pitch; ++i) acc[static_cast<size_t>(i)] += w_j * src[i];
-    }
-    uint8_t* dst = out + y * out_pitch;
-    for (int64_t i = 0; i < pitch; ++i) dst[i] = clip8(acc[static_cast<size_t>(i)], taps.shift);
-  }
 }
 
 /// Two separable float passes over [h, w, 3] -> [h_out, w_out, 3], horizontal first (the order in
@@ -204,10 +100,7 @@ const Levels& levels11() {
 
 void check_image(const Image& image, int64_t size) {
   LS_CHECK(size > 0, ConfigError, "picture size {} is not positive", size);
-  LS_CHECK(image.height > 0 && image.width > 0 &&
-               static_cast<int64_t>(image.rgb.size()) == image.height * image.width * kChannels,
-           DataError, "a picture declared {}x{} (height x width) holds {} bytes, expected {}",
-           image.height, image.width, image.rgb.size(), image.height * image.width * kChannels);
+  check_picture(image);
 }
 
 void hwc_u8_to_chw(const uint8_t* in, int64_t size, float* out) {
@@ -228,8 +121,9 @@ void resize_float(const Image& image, int64_t size, ResizeFlavour flavour, std::
   std::transform(image.rgb.begin(), image.rgb.end(), in.begin(),
                  [&](uint8_t v) { return table[v]; });
   if (flavour == ResizeFlavour::kJax11) {
-    in = separable_float(in, image.height, image.width, triangle_taps(image.width, plan.resized_w),
-                         triangle_taps(image.height, plan.resized_h));
+    in = separable_float(in, image.height, image.width,
+                         antialias_taps(image.width, plan.resized_w, FilterKernel::kTriangle),
+                         antialias_taps(image.height, plan.resized_h, FilterKernel::kTriangle));
   } else {
     in = separable_float(in, image.height, image.width,
                          bilinear_taps<float>(image.width, plan.resized_w),
@@ -302,14 +196,14 @@ void resize_with_pad_u8(const Image& image, int64_t size, ResizeFlavour flavour,
   }
   const PadPlan plan = plan_resize_with_pad(image.height, image.width, size);
   const auto taps = [&](int64_t n_in, int64_t n_out) {
-    return flavour == ResizeFlavour::kOpenpiPil ? fixed_point(triangle_taps(n_in, n_out), 22)
-                                                : torch_u8_taps(n_in, n_out);
+    return flavour == ResizeFlavour::kOpenpiPil
+               ? fixed_point(antialias_taps(n_in, n_out, FilterKernel::kTriangle), kPillowBits)
+               : torch_fixed_point(bilinear_taps<double>(n_in, n_out));
   };
   std::vector<uint8_t> across;
   const uint8_t* rows = image.rgb.data();
   if (plan.resized_w != image.width) {
-    across = horizontal_u8(rows, image.height, image.width, plan.resized_w,
-                           taps(image.width, plan.resized_w));
+    across = horizontal_u8(rows, image.height, image.width, taps(image.width, plan.resized_w));
     rows = across.data();
   }
   const int64_t pitch = size * kChannels;
@@ -318,8 +212,7 @@ void resize_with_pad_u8(const Image& image, int64_t size, ResizeFlavour flavour,
   if (plan.resized_h != size || plan.resized_w != size)
     std::fill(out.begin(), out.end(), uint8_t{0});
   if (plan.resized_h != image.height) {
-    vertical_u8(rows, plan.resized_w, plan.resized_h, taps(image.height, plan.resized_h), dst,
-                pitch);
+    vertical_u8(rows, plan.resized_w, taps(image.height, plan.resized_h), dst, pitch);
   } else {
     for (int64_t y = 0; y < plan.resized_h; ++y) {
       std::memcpy(dst + y * pitch, rows + y * row_bytes, static_cast<size_t>(row_bytes));

@@ -1,6 +1,5 @@
 #include "models/pi05/mapping.h"
 
-#include <ATen/ops/equal.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/core.h>
 
@@ -10,6 +9,7 @@
 
 #include "base/error.h"
 #include "io/tensor_io.h"
+#include "models/common/strict_weights.h"
 
 namespace longship::models {
 namespace {
@@ -48,39 +48,6 @@ constexpr std::array<Rename, 2> kTimeHeads = {{
     {"action_time_mlp_out.", "time_mlp_out."},
 }};
 
-std::string shape_text(at::IntArrayRef shape) {
-  std::string out = "[";
-  for (size_t i = 0; i < shape.size(); ++i) out += fmt::format("{}{}", i ? ", " : "", shape[i]);
-  return out + "]";
-}
-
-bool is_float(io::DType dtype) {
-  return dtype == io::DType::kF32 || dtype == io::DType::kBF16 || dtype == io::DType::kF16 ||
-         dtype == io::DType::kF64;
-}
-
-/// Everything wrong with a file, collected.
-struct Faults {
-  std::vector<std::string> missing, unexpected, mismatched;
-
-  void list(std::string& out, std::string_view title, const std::vector<std::string>& lines) const {
-    if (lines.empty()) return;
-    out += fmt::format("\n{} {}:", lines.size(), title);
-    for (const std::string& line : lines) out += fmt::format("\n  {}", line);
-  }
-  void raise(const std::filesystem::path& path) const {
-    if (missing.empty() && unexpected.empty() && mismatched.empty()) return;
-    std::string text = fmt::format(
-        "{}: the weights do not fit the configured model (check model.size, model.variant and the "
-        "overrides)",
-        path.string());
-    list(text, "missing tensors", missing);
-    list(text, "unexpected tensors", unexpected);
-    list(text, "tensors of the wrong shape or type", mismatched);
-    throw CheckpointError(text);
-  }
-};
-
 void refuse_other_variant(const std::map<std::string, const io::TensorInfo*>& tensors, bool is_pi05,
                           const std::filesystem::path& path) {
   constexpr std::string_view kNorm =
@@ -97,27 +64,6 @@ void refuse_other_variant(const std::map<std::string, const io::TensorInfo*>& te
            "'{}dense.weight'), but model.variant "
            "is pi0; set model.variant: pi05 or use a pi0 checkpoint",
            path.string(), kNorm);
-}
-
-/// Canonical name -> tensor. LoongForge's own saves hold every tensor twice under two prefixes:
-/// equal copies are fine.
-std::map<std::string, const io::TensorInfo*> collect(const io::Weights& weights, bool is_pi05,
-                                                     Faults& faults) {
-  std::map<std::string, const io::TensorInfo*> out;
-  for (const io::TensorInfo& info : weights.tensors()) {
-    const std::optional<std::string> name = pi05_canonical_name(info.name, is_pi05);
-    if (!name) continue;
-    const auto [it, fresh] = out.emplace(*name, &info);
-    if (fresh) continue;
-    const bool same = it->second->shape == info.shape && it->second->dtype == info.dtype &&
-                      at::equal(io::to_tensor(weights, *it->second), io::to_tensor(weights, info));
-    if (!same) {
-      faults.mismatched.push_back(
-          fmt::format("{}: '{}' and '{}' both define it with different values", *name,
-                      it->second->name, info.name));
-    }
-  }
-  return out;
 }
 
 }  // namespace
@@ -148,8 +94,10 @@ void pi05_load_weights(Pi05Model& model, const std::filesystem::path& path,
                        const PreciseSink& sink) {
   const io::Weights weights = io::open_weights(path);
   const bool is_pi05 = model.config().is_pi05();
-  Faults faults;
-  std::map<std::string, const io::TensorInfo*> tensors = collect(weights, is_pi05, faults);
+  WeightFaults faults;
+  // LoongForge's own saves hold every tensor twice under two prefixes: equal copies are fine.
+  NamedInfos tensors = collect_weights(
+      weights, [&](std::string_view name) { return pi05_canonical_name(name, is_pi05); }, faults);
   refuse_other_variant(tensors, is_pi05, path);
 
   // The embedding is tied to lm_head. Where both are stored, embed_tokens is the one that
@@ -169,56 +117,19 @@ void pi05_load_weights(Pi05Model& model, const std::filesystem::path& path,
     }
   }
 
-  std::vector<std::tuple<std::string, at::Tensor, const io::TensorInfo*>> copies;
-  for (const auto& [name, parameter] : model.named_parameters()) {
-    const auto it = tensors.find(name);
-    if (it == tensors.end()) {
-      faults.missing.push_back(fmt::format("{} {}", name, shape_text(parameter.sizes())));
-      continue;
-    }
-    if (parameter.sizes() != at::IntArrayRef(it->second->shape) || !is_float(it->second->dtype)) {
-      faults.mismatched.push_back(fmt::format("{}: {} in the file, {} expected", name,
-                                              io::describe(*it->second),
-                                              shape_text(parameter.sizes())));
-    }
-    copies.emplace_back(name, parameter, it->second);
-    tensors.erase(it);
-  }
-  for (const auto& [name, info] : tensors) {
-    faults.unexpected.push_back(fmt::format("{} {}", info->name, io::describe(*info)));
-  }
-  faults.raise(path);
-
-  for (auto& [name, parameter, info] : copies) {
-    if (parameter.is_meta()) continue;
-    const at::Tensor value = io::to_tensor(weights, *info);
-    if (nn::has_memory(parameter)) parameter.detach().copy_(value);
-    if (sink) sink(name, value.to(at::kFloat));
-  }
+  copy_weights(model, weights, std::move(tensors), path,
+               "model.size, model.variant and the overrides", std::move(faults), sink);
   model.expert_lm_head = at::Tensor();
   if (expert_head != nullptr) model.expert_lm_head = io::to_tensor(weights, *expert_head);
 }
 
 std::vector<NamedTensor> pi05_export_weights(const Pi05Model& model,
                                              std::span<const NamedTensor> values) {
-  std::map<std::string_view, at::Tensor> replaced;
-  for (const NamedTensor& value : values) replaced[value.name] = value.tensor;
-  std::vector<NamedTensor> out;
+  std::vector<NamedTensor> out = export_parameters(model, values, "pi05");
   at::ScalarType embedding_dtype = at::kFloat;
-  for (const auto& [name, parameter] : model.named_parameters()) {
-    const auto it = replaced.find(name);
-    at::Tensor tensor = it == replaced.end() ? parameter.detach() : it->second;
-    if (it != replaced.end()) {
-      LS_CHECK(tensor.sizes() == parameter.sizes(), ShapeError,
-               "pi05 export: the value given for '{}' has shape {}, the parameter {}", name,
-               shape_text(tensor.sizes()), shape_text(parameter.sizes()));
-      replaced.erase(it);
-    }
-    if (name == kPi05Embedding) embedding_dtype = tensor.scalar_type();
-    out.push_back({name, tensor});
+  for (const NamedTensor& one : out) {
+    if (one.name == kPi05Embedding) embedding_dtype = one.tensor.scalar_type();
   }
-  LS_CHECK(replaced.empty(), InternalError, "pi05 export: no parameter is called '{}'",
-           replaced.begin()->first);
   at::Tensor head = model.expert_lm_head;
   if (!head.defined()) {
     const at::Device device = out.front().tensor.is_meta() ? at::kMeta : at::kCPU;

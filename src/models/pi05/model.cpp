@@ -1,11 +1,12 @@
 #include "models/pi05/model.h"
 
-#include <ATen/ops/empty.h>
 #include <fmt/core.h>
 
 #include <cmath>
 
 #include "base/error.h"
+#include "models/common/parameter_patterns.h"
+#include "models/common/strict_weights.h"
 #include "models/pi05/plan.h"
 #include "nn/init.h"
 
@@ -206,18 +207,8 @@ void Pi05Model::use_fp8(at::Device device) {
 }
 
 void Pi05Model::initialise(uint64_t seed, const PreciseSink& sink) {
-  for_each_parameter([&](const std::string& name, at::Tensor& parameter) {
-    const bool memory = parameter.is_meta() || nn::has_memory(parameter);
-    LS_CHECK(memory || sink, InternalError, "pi05: '{}' has no memory to be initialised", name);
-    if (memory && (!sink || parameter.scalar_type() == at::kFloat || parameter.is_meta())) {
-      initialise_parameter(name, parameter, seed);
-      if (sink && !parameter.is_meta()) sink(name, parameter.detach());
-      return;
-    }
-    at::Tensor precise = at::empty(parameter.sizes(), parameter.options().dtype(at::kFloat));
-    initialise_parameter(name, precise, seed);
-    if (memory) parameter.detach().copy_(precise);
-    sink(name, precise);
+  initialise_parameters(*this, sink, [&](const std::string& name, at::Tensor& parameter) {
+    initialise_parameter(name, parameter, seed);
   });
 }
 

@@ -5,11 +5,10 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
-#include <limits>
 #include <optional>
 
 #include "base/error.h"
-#include "base/strings.h"
+#include "models/common/parameter_patterns.h"
 #include "nn/unit.h"
 
 namespace longship::models {
@@ -46,18 +45,11 @@ std::optional<LayerName> layer_name(std::string_view name, std::string_view pref
   return out;
 }
 
-/// Where a parameter is read. `place` counts in the order in which data flows: nothing that is read
-/// at a lower place depends on this parameter.
-struct Use {
-  std::string unit;
-  int64_t place = 0;
-};
-
-Use use_of(std::string_view name, const Pi05Model& model) {
+ParameterUse use_of(std::string_view name, const Pi05Model& model) {
   const int64_t vision = model.sizes().vision.depth, depth = model.sizes().depth;
   const std::string root(nn::kRootUnit);
   // Layers begin behind the norm that the layer before them applies.
-  const auto in_layer = [&](const LayerName& at, bool first_norm, int64_t begin, auto unit) -> Use {
+  const auto in_layer = [&](const LayerName& at, bool first_norm, int64_t begin, auto unit) -> ParameterUse {
     const int64_t layer = first_norm ? at.layer - 1 : at.layer;
     return {layer < 0 ? root : unit(layer), begin + layer};
   };
@@ -105,27 +97,7 @@ int64_t place_in_layer(std::string_view name) {
   return name.find(".lm_head.") != std::string_view::npos ? 1 : 0;  // text comes behind pictures
 }
 
-/// A unit takes part in the backward pass when something trainable is read before or in it.
-void assign_units(std::vector<ParamInfo>& parameters, const Pi05Model& model) {
-  int64_t first = std::numeric_limits<int64_t>::max();
-  std::vector<int64_t> places;
-  for (ParamInfo& info : parameters) {
-    Use use = use_of(info.name, model);
-    info.unit = std::move(use.unit);
-    places.push_back(use.place);
-    if (info.role == ParamRole::kTrainable) first = std::min(first, use.place);
-  }
-  for (size_t i = 0; i < parameters.size(); ++i) {
-    parameters[i].forward_only = parameters[i].unit != nn::kRootUnit && places[i] < first;
-  }
-}
-
 }  // namespace
-
-bool matches_parameter(std::string_view pattern, std::string_view name) {
-  if (matches_glob(pattern, name)) return true;
-  return name.size() > pattern.size() && name.starts_with(pattern) && name[pattern.size()] == '.';
-}
 
 std::string pi05_vision_unit(int64_t layer) {
   return fmt::format("vision.{}", layer);
@@ -188,23 +160,14 @@ std::vector<ParamInfo> pi05_parameters(const Pi05Model& model) {
     std::string pattern = rule;
     if (rule == "vision") pattern = "paligemma_with_expert.paligemma.model.vision_tower";
     if (rule == "expert_only") pattern = "paligemma_with_expert.paligemma";
-    bool matched = false;
-    for (ParamInfo& info : out) {
-      if (!matches_parameter(pattern, info.name)) continue;
-      info.role = ParamRole::kFrozen;
-      matched = true;
-    }
-    LS_CHECK(matched, ConfigError,
-             "model.freeze: '{}' matches no parameter; use 'vision', 'expert_only', a dotted "
-             "prefix such as "
-             "'paligemma_with_expert.gemma_expert.model.layers.0' or a pattern with * and ?",
-             rule);
+    freeze_matching(out, pattern, rule,
+                    "'vision', 'expert_only', a dotted prefix such as "
+                    "'paligemma_with_expert.gemma_expert.model.layers.0' or a pattern with * and ?");
   }
-  const bool any = std::any_of(out.begin(), out.end(), [](const ParamInfo& info) {
-    return info.role == ParamRole::kTrainable;
-  });
-  LS_CHECK(any, ConfigError, "model.freeze leaves no parameter to train");
-  assign_units(out, model);
+  check_trainable(out);
+  std::vector<ParameterUse> uses;
+  for (const ParamInfo& info : out) uses.push_back(use_of(info.name, model));
+  assign_units(out, std::move(uses));
   return out;
 }
 

@@ -47,7 +47,4 @@ std::vector<std::string> pi05_use_order(const Pi05Model& model);
 /// Throws ConfigError when a freeze pattern matches nothing or nothing is left to train.
 std::vector<ParamInfo> pi05_parameters(const Pi05Model& model);
 
-/// Glob with * and ?, or a dotted prefix of the name.
-bool matches_parameter(std::string_view pattern, std::string_view name);
-
 }  // namespace longship::models

@@ -7,20 +7,12 @@
 #include <span>
 #include <vector>
 
-#include "base/rng.h"
+#include "models/common/flow_draws.h"
 #include "models/pi05/config.h"
 
 namespace longship::models {
 
-/// Standard normal [B, A, D] fp32 on `device`; row i depends on (seed, stream, step, sample_ids[i])
-/// only.
-at::Tensor draw_noise(uint64_t seed, RngStream stream, uint64_t step,
-                      std::span<const int64_t> sample_ids, int64_t horizon, int64_t dim,
-                      at::Device device);
-
-/// Flow time [B] fp32 = scale * Beta(alpha, beta) + offset, keyed the same way. beta = 1:
-/// u^(1/alpha), the inverse of the distribution function x^alpha. Otherwise Joehnk's exact
-/// rejection: x = u^(1/alpha), y = v^(1/beta), accepted when x + y <= 1, result x / (x + y).
+/// Flow time [B] fp32 = scale * Beta(alpha, beta) + offset, keyed like draw_noise().
 at::Tensor draw_time(const Pi05Config& config, uint64_t seed, uint64_t step,
                      std::span<const int64_t> sample_ids, at::Device device);
 

@@ -1,0 +1,192 @@
+#pragma once
+// Transformer blocks of GR00T's action head: the diffusion transformer whose norms are modulated by
+// the flow-matching time, and the self-attention over vision-language features. Letters: B samples,
+// T action-side tokens, S vision-language rows, D width of the rows at hand.
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "nn/fused.h"
+#include "nn/linear.h"
+#include "nn/module.h"
+#include "nn/unit.h"
+
+namespace longship::models {
+
+/// Dtypes at work. Linear and attention run in `gemm`; the residual stream, the norms and the
+/// encoders' sums in `stream`. What the reference's autocast does: gemm bf16, stream fp32.
+struct GrootHeadPrecision {
+  at::ScalarType gemm = at::kFloat;
+  at::ScalarType stream = at::kFloat;
+  /// State, actions, mask, noise and the draw of the time are rounded to it, and x_t, the target
+  /// and the time are computed in it. N1.6's reference: bf16, so that late times share buckets.
+  at::ScalarType inputs = at::kFloat;
+};
+
+/// Multipliers of dropout site `site` for values of `shape`: zeros, and 1 / (1 - p) elsewhere, in
+/// any dtype, on the values' device. Undefined: nothing is dropped there. Recomputed units ask
+/// again, from the backward pass, and must get the same values.
+using GrootDropout = std::function<at::Tensor(int64_t site, at::IntArrayRef shape)>;
+
+/// Sites of one block in the order in which the reference draws: output projection of the
+/// attention, its result again, hidden layer of the feed-forward part, its result.
+inline constexpr int64_t kGrootSitesPerBlock = 4;
+
+/// How the blocks of one pass run.
+struct GrootRun {
+  GrootHeadPrecision precision;
+  nn::Fused fused;
+  GrootDropout dropout;                                          // empty: none
+  nn::UnitHooks* hooks = nullptr;                                // null: nobody watches
+  std::function<bool(std::string_view)> recomputed;              // empty: no unit is
+  std::function<void(std::string_view, const at::Tensor&)> tap;  // empty: none
+
+  at::Tensor drop(const at::Tensor& x, int64_t site) const;
+  void record(std::string_view name, const at::Tensor& tensor) const {
+    if (tap) tap(name, tensor);
+  }
+};
+
+/// Scale and shift of an adaptive norm, [B, D] or [1, D]: LN(x) (1 + scale) + shift.
+struct GrootModulation {
+  at::Tensor scale, shift;
+};
+
+/// Rows that cross-attention reads.
+struct GrootRows {
+  at::Tensor rows;  // [B, S, D]
+  at::Tensor mask;  // additive, [B, 1, 1, S] in the gemm dtype; undefined: every row is read
+  /// [B, 1, 1]: 0 where a sample has no row at all, else 1; undefined where every sample has one.
+  /// Without rows the attention gives zeros.
+  at::Tensor present;
+};
+
+/// What the action head reads of a sample's pictures and text.
+struct GrootVlContext {
+  GrootRows text, image;  // alternating cross-attention
+  GrootRows all;          // cross-attention that does not tell them apart, padding included
+};
+
+/// Keys and values of every cross block, [B, S, heads, head_dim]; undefined for other blocks.
+struct GrootCrossCache {
+  std::vector<at::Tensor> keys, values;
+};
+
+struct GrootBlockSizes {
+  int64_t width = 0;
+  int64_t context = 0;  // width of the rows that cross-attention reads; 0: self-attention
+  int64_t heads = 0;
+  int64_t head_dim = 0;
+  bool adaptive = true;       // else the norms have weights of their own
+  bool final_dropout = true;  // the second and the fourth site exist
+};
+
+/// Attention with biases. Source: diffusers Attention.
+class GrootAttention : public nn::Module {
+ public:
+  explicit GrootAttention(const GrootBlockSizes& sizes);
+
+  nn::Linear to_q, to_k, to_v, to_out;
+};
+
+/// The feed-forward part, D -> 4 D -> D with gelu_tanh.
+class GrootFeedForward : public nn::Module {
+ public:
+  explicit GrootFeedForward(int64_t width);
+
+  nn::Linear in, out;
+};
+
+/// x + attention(norm1(x)), then + ff(norm3(x)). Norms without weights have eps 1e-5. Source:
+/// Isaac-GR00T BasicTransformerBlock.
+class GrootBlock : public nn::Module {
+ public:
+  explicit GrootBlock(const GrootBlockSizes& sizes);
+
+  /// x [B, T, D] in the stream dtype -> same. `keys` and `values` as keys_values() gives them, with
+  /// the mask and presence of their rows; undefined: self-attention. `modulation` undefined for a
+  /// plain norm. The block's dropout sites begin at `first_site`.
+  at::Tensor forward(const at::Tensor& x, const GrootModulation& modulation, const at::Tensor& keys,
+                     const at::Tensor& values, const GrootRows& source, const GrootRun& run,
+                     int64_t first_site) const;
+  /// rows [B, S, context] -> keys and values [B, S, heads, head_dim] in the gemm dtype.
+  std::vector<at::Tensor> keys_values(const at::Tensor& rows, const GrootRun& run) const;
+  const GrootBlockSizes& sizes() const { return sizes_; }
+
+  std::unique_ptr<nn::Linear> norm1_linear;     // adaptive: D -> scale, shift
+  std::unique_ptr<nn::LayerNorm> norm1, norm3;  // plain
+  GrootAttention attn1;
+  GrootFeedForward ff;
+
+ private:
+  at::Tensor attend(const at::Tensor& u, at::Tensor keys, at::Tensor values,
+                    const GrootRows& source, const GrootRun& run) const;
+
+  GrootBlockSizes sizes_;
+};
+
+struct GrootDitSizes {
+  int64_t width = 1536;    // heads * head_dim
+  int64_t context = 2048;  // width of vision-language rows
+  int64_t out = 1024;
+  int64_t heads = 32;
+  int64_t head_dim = 48;
+  int64_t depth = 32;
+  bool interleave_self_attention = true;  // odd blocks attend to their own tokens
+  bool alternate_vl = true;               // cross blocks read text or pictures, else everything
+  int64_t attend_text_every_n_blocks = 2;
+  bool final_dropout = true;
+};
+
+/// Unit names (nn/unit.h): "dit.<block>", "vl.<block>".
+std::string groot_dit_unit(int64_t block);
+std::string groot_vl_unit(int64_t block);
+
+/// DiT or AlternateVLDiT. The modulations of all norms depend on the time only and are computed
+/// before the blocks, outside of their units.
+class GrootDit : public nn::Module {
+ public:
+  explicit GrootDit(const GrootDitSizes& sizes);
+
+  /// bucket [R] int64 -> [R, width] in the gemm dtype: sinusoid of 256 channels (cosines first),
+  /// two layers.
+  at::Tensor embed_time(const at::Tensor& bucket, const GrootRun& run) const;
+  /// temb [R, width] -> one modulation per block and that of the output, [R, width] each; one
+  /// product with `fused.stacked`.
+  std::vector<GrootModulation> modulations(const at::Tensor& temb, const GrootRun& run) const;
+  /// x [B, T, width] in the stream dtype -> [B, T, out] in the gemm dtype. With `cache` keys and
+  /// values of cross blocks are kept there, and read from there where they are already.
+  at::Tensor forward(const at::Tensor& x, const std::vector<GrootModulation>& modulations,
+                     const GrootVlContext& context, const GrootRun& run, int64_t first_site,
+                     GrootCrossCache* cache) const;
+
+  bool is_cross(int64_t block) const { return !sizes_.interleave_self_attention || block % 2 == 0; }
+  /// The rows that cross block `block` reads.
+  const GrootRows& source(const GrootVlContext& context, int64_t block) const;
+
+ private:
+  GrootDitSizes sizes_;
+  nn::Linear time_in_, time_out_;
+  std::vector<std::unique_ptr<GrootBlock>> blocks_;
+  nn::Linear proj_out_1_, proj_out_2_;
+};
+
+/// Blocks over vision-language rows with plain norms and no mask: padding rows are read like
+/// others. Source: Isaac-GR00T SelfAttentionTransformer.
+class GrootVlAttention : public nn::Module {
+ public:
+  GrootVlAttention(int64_t depth, const GrootBlockSizes& sizes);
+  /// x [B, S, D] in the stream dtype -> same; the dropout sites begin at 0.
+  at::Tensor forward(const at::Tensor& x, const GrootRun& run) const;
+
+ private:
+  std::vector<std::unique_ptr<GrootBlock>> blocks_;
+};
+
+}  // namespace longship::models

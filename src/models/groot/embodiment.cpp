@@ -1,0 +1,77 @@
+#include "models/groot/embodiment.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <nlohmann/json.hpp>
+#include <span>
+#include <string_view>
+#include <utility>
+
+#include "base/error.h"
+#include "base/strings.h"
+#include "data/lerobot/json_text.h"
+
+namespace longship::models {
+namespace {
+
+using Slot = std::pair<std::string_view, int64_t>;  // a tag, or a pattern of tags with *
+
+constexpr std::array kN16 = {
+    Slot{"oxe_google", 0}, Slot{"oxe_widowx", 1},       Slot{"libero_panda", 2},
+    Slot{"unitree_g1", 8}, Slot{"new_embodiment", 10},  Slot{"robocasa_panda_omron", 13},
+    Slot{"gr1", 20},       Slot{"behavior_r1_pro", 24},
+};
+
+constexpr std::array kN17 = {
+    Slot{"simpler_env_google", 0},
+    Slot{"simpler_env_widowx", 1},
+    Slot{"libero_sim", 2},
+    Slot{"new_embodiment", 10},
+    Slot{"oxe_droid_relative_eef_relative_joint", 24},
+    Slot{"real_g1_relative_eef_relative_joints", 25},
+    Slot{"unitree_g1_full_body_with_waist_height_nav_cmd", 25},
+    Slot{"real_r1_pro_sharpa_*", 26},
+    Slot{"xdof_*", 27},
+};
+
+std::span<const Slot> table_of(GrootVersion version) {
+  if (version == GrootVersion::kN16) return kN16;
+  return kN17;
+}
+
+}  // namespace
+
+std::map<std::string, int64_t> read_groot_embodiment_ids(const std::filesystem::path& path,
+                                                         int64_t slots) {
+  const nlohmann::ordered_json file = data::lerobot::read_json_object(path);
+  std::map<std::string, int64_t> out;
+  for (const auto& [tag, value] : file.items()) {
+    const std::string where = fmt::format("{}: {}", path.string(), printable(tag));
+    const int64_t slot = data::lerobot::json_integer(value, where);
+    LS_CHECK(slot >= 0 && slot < slots, DataError, "{} is slot {}; the model has 0 .. {}", where,
+             slot, slots - 1);
+    out[tag] = slot;
+  }
+  return out;
+}
+
+GrootEmbodiment groot_embodiment(GrootVersion version, const std::string& tag,
+                                 const std::map<std::string, int64_t>& ids) {
+  if (const auto it = ids.find(tag); it != ids.end()) return {it->second, ""};
+  std::vector<std::string> known;
+  for (const auto& [pattern, slot] : table_of(version)) {
+    if (matches_glob(pattern, tag)) return {slot, ""};
+    known.emplace_back(pattern);
+  }
+  for (const auto& [name, slot] : ids) {
+    if (std::find(known.begin(), known.end(), name) == known.end()) known.push_back(name);
+  }
+  return {kGrootNewEmbodiment,
+          fmt::format("embodiment '{}' is not known; its layers are those of slot {} "
+                      "(new_embodiment); known: {}",
+                      printable(tag), kGrootNewEmbodiment, join(known, ", "))};
+}
+
+}  // namespace longship::models

@@ -1,0 +1,166 @@
+#include "models/groot/prompt.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "base/error.h"
+#include "data/golden_arrays.h"
+#include "data/tokenizer/hf_tokenizer.h"
+#include "support/expect_error.h"
+
+namespace longship::models {
+namespace {
+
+using testing::array;
+using ::testing::ElementsAre;
+using testing::expect_error;
+
+const std::string kCase = "groot_preprocess/prompt_n16/";
+
+/// Rows of the picture's features: pixels of the resized picture / (28 * 28).
+std::vector<int64_t> golden_counts(const nlohmann::json& info, size_t sample) {
+  const auto views = info.at("views").get<std::vector<size_t>>();
+  size_t first = 0;
+  for (size_t s = 0; s < sample; ++s) first += views[s];
+  std::vector<int64_t> out;
+  for (size_t k = first; k < first + views[sample]; ++k) {
+    const auto size = info.at("resized_pil_sizes")[k].get<std::vector<int64_t>>();
+    out.push_back(size[0] * size[1] / 784);
+  }
+  return out;
+}
+
+TEST(GrootPrompt, TextsMatchTheChatTemplate) {
+  const auto info = testing::golden_json(kCase + "inputs.json");
+  const auto texts = info.at("texts").get<std::vector<std::string>>();
+  ASSERT_EQ(texts.size(), 3U);
+  for (size_t s = 0; s < texts.size(); ++s) {
+    EXPECT_EQ(groot_prompt(GrootVersion::kN16, info.at("languages")[s].get<std::string>(),
+                           info.at("views")[s].get<int64_t>()),
+              texts[s]);
+  }
+}
+
+TEST(GrootPrompt, ExpansionMatchesTheReference) {
+  const auto info = testing::golden_json(kCase + "inputs.json");
+  std::string want = info.at("decoded_sample1");
+  const std::string pad = "<|endoftext|>";
+  while (want.starts_with(pad)) want.erase(0, pad.size());
+  EXPECT_EQ(groot_expanded_prompt(GrootVersion::kN16, info.at("languages")[1].get<std::string>(),
+                                  golden_counts(info, 1)),
+            want);
+}
+
+/// Cuts a text at special tokens; every other byte is a token of its own.
+std::vector<int64_t> toy_tokens(std::string_view text) {
+  const std::vector<std::pair<std::string_view, int64_t>> special = {{"<|im_start|>", 151644},
+                                                                     {"<|im_end|>", 151645},
+                                                                     {"<img>", 151670},
+                                                                     {"</img>", 151671},
+                                                                     {"<IMG_CONTEXT>", 151669}};
+  std::vector<int64_t> out;
+  while (!text.empty()) {
+    const auto it = std::find_if(special.begin(), special.end(),
+                                 [&](const auto& s) { return text.starts_with(s.first); });
+    out.push_back(it == special.end() ? static_cast<uint8_t>(text.front()) : it->second);
+    text.remove_prefix(it == special.end() ? 1 : it->first.size());
+  }
+  return out;
+}
+
+TEST(GrootPrompt, RepeatedTokensAreThoseOfTheExpandedText) {
+  for (const std::vector<int64_t>& counts :
+       {std::vector<int64_t>{}, std::vector<int64_t>{81}, std::vector<int64_t>{4, 108, 1}}) {
+    EXPECT_EQ(groot_tokens(GrootVersion::kN16, "pick up", counts, 151669, toy_tokens),
+              toy_tokens(groot_expanded_prompt(GrootVersion::kN16, "pick up", counts)));
+  }
+}
+
+TEST(GrootPrompt, SpecialTokensLieWhereTheReferenceHasThem) {
+  const auto info = testing::golden_json(kCase + "inputs.json");
+  const auto want = testing::golden_tensors(kCase + "expected.safetensors");
+  const auto ids = array<int64_t>(want, "input_ids");
+  const auto mask = array<int64_t>(want, "attention_mask");
+  const size_t width = ids.size() / 3;
+  const auto specials = [](const std::vector<int64_t>& all) {
+    std::vector<int64_t> out;
+    for (const int64_t id : all) {
+      if (id == 151644 || id == 151645 || (id >= 151669 && id <= 151671)) out.push_back(id);
+    }
+    return out;
+  };
+  for (size_t s = 0; s < 3; ++s) {
+    std::vector<int64_t> row;
+    for (size_t i = s * width; i < (s + 1) * width; ++i) {
+      if (mask[i] != 0) row.push_back(ids[i]);
+    }
+    EXPECT_EQ(specials(groot_tokens(GrootVersion::kN16, info.at("languages")[s].get<std::string>(),
+                                    golden_counts(info, s), 151669, toy_tokens)),
+              specials(row))
+        << s;
+  }
+}
+
+TEST(GrootPrompt, N17PutsPicturesFirst) {
+  EXPECT_EQ(groot_prompt(GrootVersion::kN17, "go", 2),
+            "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|><|vision_start|>"
+            "<|image_pad|><|vision_end|>go<|im_end|>\n");
+  const std::vector<int64_t> counts = {2, 1};
+  EXPECT_EQ(groot_expanded_prompt(GrootVersion::kN17, "go", counts),
+            "<|im_start|>user\n<|vision_start|><|image_pad|><|image_pad|><|vision_end|>"
+            "<|vision_start|><|image_pad|><|vision_end|>go<|im_end|>\n");
+}
+
+TEST(GrootPrompt, N17TokensOfATokenizerFile) {
+  const auto tokenizer =
+      data::HfTokenizer::load(testing::golden_path("tokenizers/qwen3_bbpe/tokenizer.json"));
+  const GrootTokenize tokenize = [&](std::string_view text) {
+    return tokenizer->encode(text, false).ids;
+  };
+  const auto id = [&](const char* token) { return tokenizer->token_id(token).value(); };
+  const int64_t image = id("<|image_pad|>");
+  const std::vector<int64_t> counts = {3, 64};
+  std::vector<int64_t> want = {id("<|im_start|>")};
+  const auto add = [&](const std::vector<int64_t>& ids) {
+    want.insert(want.end(), ids.begin(), ids.end());
+  };
+  add(tokenize("user\n"));
+  for (const int64_t count : counts) {
+    want.push_back(id("<|vision_start|>"));
+    want.insert(want.end(), static_cast<size_t>(count), image);
+    want.push_back(id("<|vision_end|>"));
+  }
+  add(tokenize("pick up the bowl"));
+  want.push_back(id("<|im_end|>"));
+  add(tokenize("\n"));
+  const auto got = groot_tokens(GrootVersion::kN17, "pick up the bowl", counts, image, tokenize);
+  EXPECT_EQ(got, want);
+  EXPECT_EQ(got, tokenize(groot_expanded_prompt(GrootVersion::kN17, "pick up the bowl", counts)));
+}
+
+TEST(GrootPrompt, ATokenizerWithoutThePlaceholderIsRefused) {
+  const std::vector<int64_t> counts = {3};
+  expect_error<CheckpointError>(
+      [&] { groot_tokens(GrootVersion::kN17, "go", counts, 151655, toy_tokens); },
+      {"0 tokens 151655", "1 places", "<|image_pad|>"});
+}
+
+TEST(GrootPrompt, LanguageIsFormalizedAsPythonDoes) {
+  const auto info = testing::golden_json("groot_preprocess/state_action/inputs.json");
+  const std::string packed = info.at("packed_text");
+  EXPECT_EQ(formalize_language(info.at("text").get<std::string>()),
+            packed.substr(packed.rfind('|') + 1));
+  EXPECT_EQ(formalize_language(""), "");
+  EXPECT_EQ(formalize_language("a_B-c\td\ne.F!"), "a_bc\td\nef");
+  EXPECT_EQ(formalize_language("\u00c4pfel \u2019n \u8336\u58f6\u3002\u0661\u00bd\u2167"),
+            "\u00e4pfel n \u8336\u58f6\u0661\u00bd\u2177");
+  EXPECT_EQ(formalize_language("e\u0301 \u0130"), "e i");  // marks do not stay
+  EXPECT_EQ(formalize_language("\u039f\u0394\u039f\u03a3 \u03a3\u0391\u03a3."),
+            "\u03bf\u03b4\u03bf\u03c2 \u03c3\u03b1\u03c2");  // a final sigma
+  EXPECT_EQ(formalize_language("a\u00a0b\u3000c\u200bd\u0085"), "a\u00a0b\u3000cd\u0085");
+  EXPECT_EQ(formalize_language("\x1c\x1f\x01"), "\x1c\x1f");
+  expect_error<DataError>([] { formalize_language("go \xff"); }, {"byte 3", "go \\xff"});
+}
+
+}  // namespace
+}  // namespace longship::models
