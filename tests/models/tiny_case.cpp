@@ -48,7 +48,10 @@ class PlainOptimizer : public ParityOptimizer {
     for (size_t i = 0; i < parameters_.size(); ++i) {
       if (parameters_[i].role == ParamRole::kFrozen) continue;
       at::Tensor p = parameters_[i].tensor.detach();
-      p.mul_(1 - rate * r_.weight_decay);
+      if (std::find(r_.no_decay.begin(), r_.no_decay.end(), parameters_[i].name) ==
+          r_.no_decay.end()) {
+        p.mul_(1 - rate * r_.weight_decay);
+      }
       if (!parameters_[i].tensor.grad().defined()) continue;
       const at::Tensor g = parameters_[i].tensor.grad().mul(clip);
       if (!m_[i].defined()) m_[i] = at::zeros_like(g);
