@@ -60,7 +60,7 @@ struct ParityRecipe {
   double peak_lr = 0, min_lr = 0;
   int64_t warmup_steps = 0, decay_steps = 0;
   double beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0,
-         clip_norm = 0;  // clip_norm 0: none
+         clip_norm = 0;               // clip_norm 0: none
   std::vector<std::string> no_decay;  // names of parameters
 };
 

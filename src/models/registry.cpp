@@ -3,9 +3,9 @@
 
 #include "base/config/load.h"
 #include "base/error.h"
-#include "models/parity.h"
 #include "models/groot/parity.h"
 #include "models/groot/spec.h"
+#include "models/parity.h"
 #include "models/pi05/parity.h"
 #include "models/pi05/spec.h"
 #include "models/spec.h"

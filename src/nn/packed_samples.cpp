@@ -69,7 +69,8 @@ at::Tensor packed_self_attention(const at::Tensor& q, const at::Tensor& k, const
                k.size(0) == q.size(0) && v.size(0) == q.size(0),
            ShapeError, "packed attention: {} queries, {} keys, {} values, {} segment ids",
            q.size(0), k.size(0), v.size(0), samples.segment_ids.numel());
-  if (q.is_cuda() && q.scalar_type() == at::kBFloat16) {
+  // The kernels are for head widths that are multiples of 8.
+  if (q.is_cuda() && q.scalar_type() == at::kBFloat16 && q.size(2) % 8 == 0) {
     return varlen_attention(q, k, v, samples.cu_seqlens, samples.cu_seqlens, samples.longest,
                             samples.longest, causal);
   }

@@ -44,7 +44,7 @@ using SiglipRunner = std::function<std::vector<at::Tensor>(
 /// Pictures of different sizes behind each other: the rows are [P, width] then.
 struct SiglipRows {
   PackedSamples pictures;  // what sees each other: whole pictures, or windows of them
-  at::Tensor cos, sin;     // [P, 1, head_dim / 2], rotation of the pairs (2i, 2i + 1); undefined: none
+  at::Tensor cos, sin;  // [P, 1, head_dim / 2], rotation of the pairs (2i, 2i + 1); undefined: none
 };
 
 class SiglipAttention : public Module {
@@ -80,13 +80,12 @@ class SiglipLayer : public Module {
 /// that is computed again needs them in the backward pass.
 using SiglipRowsOf = std::function<std::shared_ptr<const SiglipRows>(int64_t layer)>;
 
-/// Runs the layers in order, each under `run`. Layer l applies the first norm of layer l + 1, the last
-/// one `last`; the first norm of layer 0 is outside of all. Returns the last norm's output.
+/// Runs the layers in order, each under `run`. Layer l applies the first norm of layer l + 1, the
+/// last one `last`; the first norm of layer 0 is outside of all. Returns the last norm's output.
 at::Tensor run_siglip_layers(const std::vector<std::unique_ptr<SiglipLayer>>& layers,
                              const LayerNorm& last, const at::Tensor& embeddings,
                              const SiglipPrecision& precision, const Fused& fused,
-                             const SiglipRunner& run,
-                             const SiglipRowsOf& rows_of = {});
+                             const SiglipRunner& run, const SiglipRowsOf& rows_of = {});
 
 /// Registers everything under "vision_model.".
 class SiglipTower : public Module {

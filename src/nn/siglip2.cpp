@@ -133,9 +133,8 @@ at::Tensor Siglip2Tower::embed(const at::Tensor& patches, const Siglip2Rows& row
   const at::Tensor x = linear(patches.to(patch_weight_.scalar_type()), patch_weight_, patch_bias_);
   const int64_t taps = rows.position_index.size(1);
   // Mixed in fp32, then of the table's dtype again.
-  const at::Tensor entries = select_rows(position_, rows.position_index.flatten())
-                                 .to(at::kFloat)
-                                 .unflatten(0, {-1, taps});
+  const at::Tensor entries =
+      select_rows(position_, rows.position_index.flatten()).to(at::kFloat).unflatten(0, {-1, taps});
   const at::Tensor positions =
       (entries * rows.position_weight.unsqueeze(-1)).sum(1).to(position_.scalar_type());
   return (x + positions).to(precision.stream);

@@ -16,7 +16,7 @@
 namespace longship::nn {
 
 struct Siglip2Sizes {
-  SiglipSizes layers;        // width, depth, heads, MLP and epsilon; pictures have no fixed size
+  SiglipSizes layers;          // width, depth, heads, MLP and epsilon; pictures have no fixed size
   int64_t patch_values = 588;  // of one row of patches
   int64_t table_rows = 256;
   std::vector<int64_t> full_attention;  // with windows: layers that see whole pictures

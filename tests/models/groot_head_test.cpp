@@ -257,25 +257,25 @@ TEST_P(GrootHeadGolden, StacksLieBehindEachOther) {
   EXPECT_EQ(stacks.size(), static_cast<size_t>(2 + 2 * (c.sizes.depth + c.sizes.vl_depth)));
 }
 
-/// Multipliers of one site, from its number only.
-at::Tensor drawn_mask(int64_t site, at::IntArrayRef shape) {
-  at::Tensor out = at::zeros(shape);
+/// Drops by multipliers of one site, from its number only.
+at::Tensor drop_drawn(const at::Tensor& x, int64_t site) {
+  at::Tensor out = at::zeros(x.sizes());
   std::vector<double> u(static_cast<size_t>(out.numel()));
   fill_uniform(make_key(1, RngStream::kDropout, 0, static_cast<uint64_t>(site)), u);
   for (size_t i = 0; i < u.size(); ++i) {
     out.mutable_data_ptr<float>()[i] = u[i] < 0.2 ? 0.0f : 1.25f;
   }
-  return out;
+  return x * out;
 }
 
 TEST_P(GrootHeadGolden, DropoutAsksEverySiteInOrder) {
   Case c(GetParam());
   std::vector<int64_t> sites, widths;
   GrootHeadCall call;
-  call.dropout = [&](int64_t site, at::IntArrayRef shape) {
+  call.dropout = [&](const at::Tensor& x, int64_t site) {
     sites.push_back(site);
-    widths.push_back(shape.back());
-    return at::ones(shape);
+    widths.push_back(x.size(-1));
+    return x;
   };
   const Tensors kept = c.outcome(call);
   ASSERT_EQ(static_cast<int64_t>(sites.size()), c.head.dropout_sites());
@@ -288,7 +288,7 @@ TEST_P(GrootHeadGolden, DropoutAsksEverySiteInOrder) {
   Case without(GetParam());
   expect_equal(kept, without.outcome());
   Case dropped(GetParam());
-  EXPECT_GT(relative(dropped.outcome({.dropout = drawn_mask}).at("pred"), kept.at("pred")), 1e-3);
+  EXPECT_GT(relative(dropped.outcome({.dropout = drop_drawn}).at("pred"), kept.at("pred")), 1e-3);
 }
 
 TEST_P(GrootHeadGolden, WithoutFinalDropoutTwoSitesAreGone) {
@@ -300,9 +300,9 @@ TEST_P(GrootHeadGolden, WithoutFinalDropoutTwoSitesAreGone) {
   head.for_each_parameter([](const std::string&, at::Tensor& t) { t.fill_(0.01); });
   std::vector<int64_t> sites;
   GrootHeadCall call;
-  call.dropout = [&](int64_t site, at::IntArrayRef) {
+  call.dropout = [&](const at::Tensor& x, int64_t site) {
     sites.push_back(site % 2);
-    return at::Tensor();
+    return x;
   };
   head.flow(head.encode_context(c.features, c.flag("backbone_attention_mask"), c.flag("image_mask"),
                                 call),
@@ -317,7 +317,7 @@ TEST_P(GrootHeadGolden, RecomputedUnitsGiveTheSameBits) {
     asked.insert(std::string(unit));
     return true;
   };
-  const GrootHeadCall call{.dropout = drawn_mask};
+  const GrootHeadCall call{.dropout = drop_drawn};
   expect_equal(again.outcome(call), kept.outcome(call));
   const std::vector<std::string> units = again.head.units();
   EXPECT_EQ(asked, std::set<std::string>(units.begin(), units.end()));

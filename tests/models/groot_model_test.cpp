@@ -46,8 +46,8 @@ INSTANTIATE_TEST_SUITE_P(All, GrootGolden,
 TEST(GrootGolden, N17FullTiny) {
   constexpr std::string_view kStress = "train.json:stress step ";
   for (const ParityRow& row : report_of("groot_n17/full_tiny").rows) {
-    const bool late = row.name.starts_with(kStress) &&
-                      std::stoi(row.name.substr(kStress.size())) >= 9;
+    const bool late =
+        row.name.starts_with(kStress) && std::stoi(row.name.substr(kStress.size())) >= 9;
     if (late) {
       EXPECT_LE(row.rel_error, 7.5e-4) << row.name;
     } else {
@@ -196,10 +196,10 @@ TEST(GrootConfig, ExportedConfigComesBack) {
 }
 
 TEST(GrootConfig, WrongFamilyAndBrokenSizesAreRefused) {
-  EXPECT_THROW(groot_import_config(longship::testing::golden_path("groot_n16/full_tiny") /
-                                       "config.json",
-                                   GrootVersion::kN17),
-               ConfigError);
+  EXPECT_THROW(
+      groot_import_config(longship::testing::golden_path("groot_n16/full_tiny") / "config.json",
+                          GrootVersion::kN17),
+      ConfigError);
   GrootConfig config = config_of(GrootVersion::kN17, "demo");
   config.text.head_dim = 22;
   EXPECT_THROW(config.sizes(), ConfigError);

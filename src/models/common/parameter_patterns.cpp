@@ -33,8 +33,8 @@ void check_trainable(const std::vector<ParamInfo>& parameters) {
 }
 
 void assign_units(std::vector<ParamInfo>& parameters, std::vector<ParameterUse> uses) {
-  LS_CHECK(uses.size() == parameters.size(), InternalError, "{} uses of {} parameters",
-           uses.size(), parameters.size());
+  LS_CHECK(uses.size() == parameters.size(), InternalError, "{} uses of {} parameters", uses.size(),
+           parameters.size());
   int64_t first = std::numeric_limits<int64_t>::max();
   for (size_t i = 0; i < uses.size(); ++i) {
     if (parameters[i].role == ParamRole::kTrainable) first = std::min(first, uses[i].place);

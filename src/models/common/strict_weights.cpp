@@ -64,8 +64,7 @@ NamedInfos collect_weights(
 
 void copy_weights(nn::Module& module, const io::Weights& weights, NamedInfos tensors,
                   const std::filesystem::path& path, std::string_view check, WeightFaults faults,
-                  const PreciseSink& sink,
-                  const std::function<bool(std::string_view)>& optional) {
+                  const PreciseSink& sink, const std::function<bool(std::string_view)>& optional) {
   std::vector<std::tuple<std::string, at::Tensor, const io::TensorInfo*>> copies;
   for (const auto& [name, parameter] : module.named_parameters()) {
     const auto it = tensors.find(name);
@@ -91,8 +90,8 @@ void copy_weights(nn::Module& module, const io::Weights& weights, NamedInfos ten
   faults.raise(path, check);
   for (auto& [name, parameter, info] : copies) {
     if (parameter.is_meta()) continue;
-    const at::Tensor value = info != nullptr ? io::to_tensor(weights, *info)
-                                             : at::zeros(parameter.sizes(), at::kFloat);
+    const at::Tensor value =
+        info != nullptr ? io::to_tensor(weights, *info) : at::zeros(parameter.sizes(), at::kFloat);
     if (nn::has_memory(parameter)) parameter.detach().copy_(value);
     if (sink) sink(name, value.to(at::kFloat));
   }

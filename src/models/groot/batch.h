@@ -26,9 +26,9 @@ class GrootBatch : public Batch {
   std::string signature() const override;
 
   // ---- From the transform. ---------------------------------------------------------------------
-  /// [sum of rows * columns over the pictures, values of a patch] fp32. N1.6: patches in rows of the
-  /// picture, values in order (y, x, channel). N1.7: patches in blocks of 2 x 2 (block row, block
-  /// column, row, column), values in order (channel, frame, y, x).
+  /// [sum of rows * columns over the pictures, values of a patch] fp32. N1.6: patches in rows of
+  /// the picture, values in order (y, x, channel). N1.7: patches in blocks of 2 x 2 (block row,
+  /// block column, row, column), values in order (channel, frame, y, x).
   at::Tensor patches;
   /// Patches per column and row of every picture, sample after sample.
   std::vector<std::array<int64_t, 2>> grids;
@@ -44,9 +44,10 @@ class GrootBatch : public Batch {
   std::vector<std::vector<float>> raw_state;
 
   // ---- From prepare(). -------------------------------------------------------------------------
-  at::Tensor noise;    // [B, H, action width] fp32
-  at::Tensor beta;     // [B] fp32, the draw b: time = (1 - b) * noise_s
-  at::Tensor state_u;  // [B] fp32 in [0, 1): the state is left out where it is below the probability
+  at::Tensor noise;  // [B, H, action width] fp32
+  at::Tensor beta;   // [B] fp32, the draw b: time = (1 - b) * noise_s
+  at::Tensor
+      state_u;  // [B] fp32 in [0, 1): the state is left out where it is below the probability
   at::Tensor dropout_keys;  // [B] int64, for ops::dropout_mask(); undefined: nothing is dropped
   /// The slot of all samples, where they have one: no weights are gathered per sample then.
   std::optional<int64_t> one_embodiment;

@@ -47,7 +47,7 @@ GrootSizes demo_sizes(GrootVersion version) {
   s.vision.full_attention = {1};
   if (version == GrootVersion::kN17) {
     s.vision.deepstack = {0};
-    s.vision.patch_size = 32;  // pictures have at least 256 x 256 pixels there
+    s.vision.patch_size = 6;  // pictures have at least 64 tokens there: 96 x 96 pixels
   }
   s.text.vocab_size = 1024;
   s.text.image_token = version == GrootVersion::kN17 ? 1 : 2;  // of data/tokenizers/groot_demo.json
@@ -151,8 +151,7 @@ void GrootConfig::reflect(config::Visitor& v) {
            {"named sizes that the fields below override; full is the public checkpoint's"});
   v.field("checkpoint", checkpoint,
           {"weights to start from: a safetensors file or a folder; null: random initialisation"});
-  v.field("tokenizer", tokenizer,
-          {"tokenizer.json of the backbone; null: beside the checkpoint"});
+  v.field("tokenizer", tokenizer, {"tokenizer.json of the backbone; null: beside the checkpoint"});
   v.choice("parity", parity, {"isaac", "loongforge"},
            {"N1.7: whether the head reads the last text layer before its final norm (isaac, as the "
             "public checkpoint was trained) or behind it (loongforge)"});
@@ -163,9 +162,9 @@ void GrootConfig::reflect(config::Visitor& v) {
            "each"});
   v.field("tune_llm", tune_llm, {"train all text layers"});
   v.field("tune_visual", tune_visual, {"train the vision tower and its projector"});
-  v.field("tune_top_llm_layers", tune_top_llm_layers,
-          {"train the last text layers, as many as this; more than there are: all", "layers", 0,
-           1024});
+  v.field(
+      "tune_top_llm_layers", tune_top_llm_layers,
+      {"train the last text layers, as many as this; more than there are: all", "layers", 0, 1024});
   v.field("tune_projector", tune_projector,
           {"train the state and action encoders and the action decoder"});
   v.field("tune_diffusion_model", tune_diffusion, {"train the diffusion transformer"});
@@ -209,9 +208,7 @@ void GrootConfig::reflect(config::Visitor& v) {
 }
 
 GrootSizes GrootConfig::sizes() const {
-  GrootSizes s = imported          ? *imported
-                 : size == "full" ? full_sizes(version)
-                                  : demo_sizes(version);
+  GrootSizes s = imported ? *imported : size == "full" ? full_sizes(version) : demo_sizes(version);
   const auto set = [](auto& value, const auto& over) { value = over.value_or(value); };
   set(s.vision.width, vision.width);
   set(s.vision.depth, vision.depth);

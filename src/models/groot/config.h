@@ -25,7 +25,7 @@ struct GrootVisionSizes {
   double eps = 1e-6;
   // N1.6.
   bool rope = false, windows = false;
-  int64_t window_size = 14;  // patches; also the base of the rotation
+  int64_t window_size = 14;             // patches; also the base of the rotation
   std::vector<int64_t> full_attention;  // layers that see the whole picture when windows are on
   // N1.7.
   int64_t frames = 2;                // a picture is repeated so often
@@ -66,16 +66,16 @@ struct GrootSizes {
   std::optional<GrootStackSizes> vl;  // self-attention over the backbone's rows
   int64_t max_state_dim = 128;
   int64_t max_action_dim = 128;
-  int64_t horizon = 50;     // rows of the action tensor; the data may have fewer
+  int64_t horizon = 50;  // rows of the action tensor; the data may have fewer
   int64_t state_history = 1;
-  int64_t hidden = 1024;    // of the category-specific layers, and the DiT's output
+  int64_t hidden = 1024;  // of the category-specific layers, and the DiT's output
   int64_t position_rows = 1024;
   int64_t embodiments = 32;
   bool add_positions = true;
   bool vlln = true;
   bool alternate_vl = true;
   bool interleave_self = true;
-  int64_t text_every = 2;   // attend_text_every_n_blocks
+  int64_t text_every = 2;  // attend_text_every_n_blocks
   double state_dropout = 0;
   double beta_alpha = 1.5, beta_beta = 1.0, noise_s = 0.999;
   int64_t time_buckets = 1000;

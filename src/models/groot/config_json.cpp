@@ -216,8 +216,7 @@ Json backbone_json(const GrootSizes& s) {
   vision["temporal_patch_size"] = s.vision.frames;
   vision["spatial_merge_size"] = GrootSizes::kMerge;
   vision["deepstack_visual_indexes"] = s.vision.deepstack;
-  return {
-      {"text_config", text}, {"vision_config", vision}, {"image_token_id", s.text.image_token}};
+  return {{"text_config", text}, {"vision_config", vision}, {"image_token_id", s.text.image_token}};
 }
 
 }  // namespace
@@ -278,36 +277,36 @@ std::string groot_export_config(const GrootConfig& config) {
   dit["norm_type"] = "ada_norm";
   dit["output_dim"] = s.hidden;
   dit["interleave_self_attention"] = s.interleave_self;
-  Json json = {{"model_type", config.is_n17() ? "Gr00tN1d7" : "Gr00tN1d6"},
-               {"model_name",
-                config.is_n17() ? "nvidia/Cosmos-Reason2-2B" : "nvidia/Eagle-Block2A-2B-v2"},
-               {"backbone_model_type", config.is_n17() ? "qwen" : "eagle"},
-               {"tune_llm", config.tune_llm},
-               {"tune_visual", config.tune_visual},
-               {"tune_top_llm_layers", config.tune_top_llm_layers},
-               {"tune_projector", config.tune_projector},
-               {"tune_diffusion_model", config.tune_diffusion},
-               {"tune_vlln", config.tune_vlln},
-               {"backbone_embedding_dim", s.text.width},
-               {"select_layer", s.text.depth},
-               {"max_state_dim", s.max_state_dim},
-               {"max_action_dim", s.max_action_dim},
-               {"action_horizon", s.horizon},
-               {"hidden_size", s.hidden},
-               {"input_embedding_dim", s.dit.width()},
-               {"add_pos_embed", s.add_positions},
-               {"max_seq_len", s.position_rows},
-               {"use_vlln", s.vlln},
-               {"use_alternate_vl_dit", s.alternate_vl},
-               {"attend_text_every_n_blocks", s.text_every},
-               {"diffusion_model_cfg", dit},
-               {"num_inference_timesteps", s.inference_steps},
-               {"noise_beta_alpha", s.beta_alpha},
-               {"noise_beta_beta", s.beta_beta},
-               {"noise_s", s.noise_s},
-               {"num_timestep_buckets", s.time_buckets},
-               {"state_dropout_prob", s.state_dropout},
-               {"max_num_embodiments", s.embodiments}};
+  Json json = {
+      {"model_type", config.is_n17() ? "Gr00tN1d7" : "Gr00tN1d6"},
+      {"model_name", config.is_n17() ? "nvidia/Cosmos-Reason2-2B" : "nvidia/Eagle-Block2A-2B-v2"},
+      {"backbone_model_type", config.is_n17() ? "qwen" : "eagle"},
+      {"tune_llm", config.tune_llm},
+      {"tune_visual", config.tune_visual},
+      {"tune_top_llm_layers", config.tune_top_llm_layers},
+      {"tune_projector", config.tune_projector},
+      {"tune_diffusion_model", config.tune_diffusion},
+      {"tune_vlln", config.tune_vlln},
+      {"backbone_embedding_dim", s.text.width},
+      {"select_layer", s.text.depth},
+      {"max_state_dim", s.max_state_dim},
+      {"max_action_dim", s.max_action_dim},
+      {"action_horizon", s.horizon},
+      {"hidden_size", s.hidden},
+      {"input_embedding_dim", s.dit.width()},
+      {"add_pos_embed", s.add_positions},
+      {"max_seq_len", s.position_rows},
+      {"use_vlln", s.vlln},
+      {"use_alternate_vl_dit", s.alternate_vl},
+      {"attend_text_every_n_blocks", s.text_every},
+      {"diffusion_model_cfg", dit},
+      {"num_inference_timesteps", s.inference_steps},
+      {"noise_beta_alpha", s.beta_alpha},
+      {"noise_beta_beta", s.beta_beta},
+      {"noise_s", s.noise_s},
+      {"num_timestep_buckets", s.time_buckets},
+      {"state_dropout_prob", s.state_dropout},
+      {"max_num_embodiments", s.embodiments}};
   // The published backbones are known by their names; others travel along.
   if (config.size != "full" || config.imported) json["backbone_config"] = backbone_json(s);
   if (config.is_n17()) {

@@ -10,8 +10,8 @@ double d(int64_t value) {
 double vision_flops(const GrootSizes& s, double patches) {
   const GrootVisionSizes& v = s.vision;
   const double width = d(v.width);
-  const double layer = 2 * patches * (4 * width * width + 2 * width * d(v.mlp_dim)) +
-                       4 * patches * patches * width;
+  const double layer =
+      2 * patches * (4 * width * width + 2 * width * d(v.mlp_dim)) + 4 * patches * patches * width;
   return d(v.depth) * layer + 2 * patches * d(s.patch_values()) * width;
 }
 

@@ -68,8 +68,9 @@ at::Tensor hidden_layer(const nn::Linear& layer, const at::Tensor& x, bool fused
   return at::gelu(layer.forward(x), "tanh");
 }
 
+// The kernels are for head widths that are multiples of 8.
 bool flash_reads(const at::Tensor& q, const nn::Fused& fused) {
-  return fused.attention && q.is_cuda() && q.scalar_type() == at::kBFloat16;
+  return fused.attention && q.is_cuda() && q.scalar_type() == at::kBFloat16 && q.size(-1) % 8 == 0;
 }
 
 bool is_recomputed(const GrootRun& run, const std::string& unit) {
@@ -79,9 +80,7 @@ bool is_recomputed(const GrootRun& run, const std::string& unit) {
 }  // namespace
 
 at::Tensor GrootRun::drop(const at::Tensor& x, int64_t site) const {
-  if (!dropout) return x;
-  const at::Tensor factors = dropout(site, x.sizes());
-  return factors.defined() ? x * factors.to(x.scalar_type()) : x;
+  return dropout ? dropout(x, site) : x;
 }
 
 GrootAttention::GrootAttention(const GrootBlockSizes& s)

@@ -29,10 +29,9 @@ struct GrootHeadPrecision {
   at::ScalarType inputs = at::kFloat;
 };
 
-/// Multipliers of dropout site `site` for values of `shape`: zeros, and 1 / (1 - p) elsewhere, in
-/// any dtype, on the values' device. Undefined: nothing is dropped there. Recomputed units ask
-/// again, from the backward pass, and must get the same values.
-using GrootDropout = std::function<at::Tensor(int64_t site, at::IntArrayRef shape)>;
+/// `x` with the dropout of site `site`: times zeros, and 1 / (1 - p) elsewhere. Recomputed units
+/// ask again, from the backward pass, and must get the same values.
+using GrootDropout = std::function<at::Tensor(const at::Tensor& x, int64_t site)>;
 
 /// Sites of one block in the order in which the reference draws: output projection of the
 /// attention, its result again, hidden layer of the feed-forward part, its result.

@@ -5,9 +5,8 @@
 namespace longship::models {
 
 GrootDropout groot_dropout(const GrootActionHead& head, const at::Tensor& keys) {
-  return [&head, keys](int64_t site, at::IntArrayRef shape) {
-    const double p = head.dropout_of(site);
-    return p > 0 ? ops::dropout_mask(keys, site, shape, p, head.precision().gemm) : at::Tensor();
+  return [&head, keys](const at::Tensor& x, int64_t site) {
+    return ops::dropout(x, keys, site, head.dropout_of(site));
   };
 }
 

@@ -71,9 +71,10 @@ void check_request(const GrootLayoutRequest& r, const GrootSizes& sizes) {
       expected += r.grids[picture][0] * r.grids[picture][1] / (kMerge * kMerge);
     }
     const int64_t found = std::count(id, id + r.lengths[b], sizes.text.image_token);
-    LS_CHECK(found == expected, ShapeError,
-             "GR00T batch: sample {} has {} placeholders (token {}) for {} rows of picture features",
-             b, found, sizes.text.image_token, expected);
+    LS_CHECK(
+        found == expected, ShapeError,
+        "GR00T batch: sample {} has {} placeholders (token {}) for {} rows of picture features", b,
+        found, sizes.text.image_token, expected);
     id += r.lengths[b];
   }
 }
@@ -128,7 +129,8 @@ void raster_pictures(const GrootLayoutRequest& r, const GrootSizes& sizes, Groot
   out.merge_index = tensor_of(merge, {count});
   if (!sizes.vision.windows) return;
   std::vector<int64_t> back(order.size());
-  for (size_t i = 0; i < order.size(); ++i) back[static_cast<size_t>(order[i])] = static_cast<int64_t>(i);
+  for (size_t i = 0; i < order.size(); ++i)
+    back[static_cast<size_t>(order[i])] = static_cast<int64_t>(i);
   out.window_order = tensor_of(order, {count});
   out.window_back = tensor_of(back, {count});
   const Segments segments = segments_of(windows, count);

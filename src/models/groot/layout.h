@@ -23,13 +23,13 @@ struct GrootLayout {
   at::Tensor picture_cu;        // [V + 1] int32
   at::Tensor picture_segments;  // [P] int32, picture of a row + 1
   int64_t longest_picture = 0;
-  int64_t uniform_pictures = 0;             // V where all pictures have one grid, else 0
-  at::Tensor patch_rows, patch_columns;     // [P] int64: place of a patch in its picture
-  at::Tensor position_index;                // [P, K] int64: entries of the position table
-  at::Tensor position_weight;               // [P, K] fp32
-  at::Tensor merge_index;                   // N1.6: [P] int64: patches in blocks of 2 x 2
-  at::Tensor window_order, window_back;     // N1.6 with windows: [P] int64
-  at::Tensor window_cu, window_segments;    // and the windows as samples
+  int64_t uniform_pictures = 0;           // V where all pictures have one grid, else 0
+  at::Tensor patch_rows, patch_columns;   // [P] int64: place of a patch in its picture
+  at::Tensor position_index;              // [P, K] int64: entries of the position table
+  at::Tensor position_weight;             // [P, K] fp32
+  at::Tensor merge_index;                 // N1.6: [P] int64: patches in blocks of 2 x 2
+  at::Tensor window_order, window_back;   // N1.6 with windows: [P] int64
+  at::Tensor window_cu, window_segments;  // and the windows as samples
   int64_t longest_window = 0;
 
   // Text: B * S rows.

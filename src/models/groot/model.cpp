@@ -93,8 +93,7 @@ void GrootModel::choose_recomputed(const std::vector<std::string>& patterns) {
   for (const std::string& pattern : patterns) {
     bool matched = false;
     for (const std::string& unit : groot_units(sizes_)) {
-      const bool hit = pattern == "full" ||
-                       (pattern == "vit" && unit.starts_with("vision.")) ||
+      const bool hit = pattern == "full" || (pattern == "vit" && unit.starts_with("vision.")) ||
                        matches_parameter(pattern, unit);
       if (!hit) continue;
       matched = true;

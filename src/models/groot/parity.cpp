@@ -132,7 +132,11 @@ GrootBatch pack(const Inputs& in, GrootSizes& sizes) {
 
 ParityTolerance low_precision() {
   // Documented in README.md: several times the largest difference seen on the recorded cases.
-  return {.outputs = 1e-1, .loss = 2e-2, .grads = 5e-1, .train = 2e-1, .sample = 1e-1,
+  return {.outputs = 1e-1,
+          .loss = 2e-2,
+          .grads = 5e-1,
+          .train = 2e-1,
+          .sample = 1e-1,
           .zero_grads = 2e-2};
 }
 
@@ -219,12 +223,10 @@ class FullAdapter : public ParityAdapter {
   void add_activations(Tensors& out) {
     const GrootBatch own = batch(0);
     const auto padded = [&](const at::Tensor& rows) {
-      return nn::select_rows(rows, own.layout.pad_index)
-          .unflatten(0, own.layout.valid.sizes());
+      return nn::select_rows(rows, own.layout.pad_index).unflatten(0, own.layout.valid.sizes());
     };
     for (int64_t l = 0; out.contains(fmt::format("text_layer{}.out", l)); ++l) {
-      out[fmt::format("act.text_layer{}", l)] =
-          padded(out.at(fmt::format("text_layer{}.out", l)));
+      out[fmt::format("act.text_layer{}", l)] = padded(out.at(fmt::format("text_layer{}.out", l)));
     }
     const std::string last = "act.text_last_layer_pre_norm";
     if (out.contains(last)) out[last] = padded(out.at(last));
@@ -371,8 +373,7 @@ class BackboneAdapter : public ParityAdapter {
       taps.emplace(std::string(name), value);
     };
     const auto padded = [&](const at::Tensor& rows) {
-      return nn::select_rows(rows, batch.layout.pad_index)
-          .unflatten(0, batch.layout.valid.sizes());
+      return nn::select_rows(rows, batch.layout.pad_index).unflatten(0, batch.layout.valid.sizes());
     };
     out["pre_norm_hidden"] = padded(backbone_->forward(batch, run));
     out["vision.features"] = taps.at("act.vision_merger");

@@ -103,7 +103,8 @@ bool is_tuned(std::string_view name, const GrootModel& model) {
   if (name.starts_with(kHead)) {
     name.remove_prefix(kHead.size());
     if (name.starts_with("model.")) return config.tune_diffusion;
-    if (name.starts_with("vlln.") || name.starts_with("vl_self_attention.")) return config.tune_vlln;
+    if (name.starts_with("vlln.") || name.starts_with("vl_self_attention."))
+      return config.tune_vlln;
     return config.tune_projector;
   }
   if (is_vision(name)) return config.tune_visual;

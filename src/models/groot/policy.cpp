@@ -58,8 +58,8 @@ void GrootPolicy::prepare(Batch& given, const DrawKey& key) const {
   model_.prepare(batch);
   const GrootSizes& sizes = model_.sizes();
   if (!batch.noise.defined()) {
-    batch.noise = draw_noise(key.seed, RngStream::kNoise, key.step, batch.sample_ids,
-                             sizes.horizon, sizes.max_action_dim, at::kCPU);
+    batch.noise = draw_noise(key.seed, RngStream::kNoise, key.step, batch.sample_ids, sizes.horizon,
+                             sizes.max_action_dim, at::kCPU);
   }
   const auto key_of = [&](RngStream stream, uint64_t sample) {
     return make_key(key.seed, stream, key.step, sample);
@@ -123,9 +123,9 @@ at::Tensor GrootPolicy::sample(const Batch& given, const DrawKey& key) {
   const GrootBatch batch = ready(given);
   at::Tensor noise = batch.noise;
   if (!noise.defined()) {
-    noise = draw_noise(key.seed, RngStream::kSample, key.step, batch.sample_ids,
-                       model_.sizes().horizon, model_.sizes().max_action_dim,
-                       batch.token_ids.device());
+    noise =
+        draw_noise(key.seed, RngStream::kSample, key.step, batch.sample_ids, model_.sizes().horizon,
+                   model_.sizes().max_action_dim, batch.token_ids.device());
   }
   return nn::run_root(model_.hooks(), [&] {
     return real_part(model_.integrate(model_.encode(batch), batch, noise));
@@ -138,10 +138,9 @@ at::Tensor GrootPolicy::sample_draws(const Batch& given, uint64_t seed, int64_t 
     const GrootVlContext context = model_.encode(batch);
     std::vector<at::Tensor> chunks;
     for (int64_t d = 0; d < draws; ++d) {
-      const at::Tensor noise =
-          draw_noise(seed, RngStream::kSample, static_cast<uint64_t>(d), batch.sample_ids,
-                     model_.sizes().horizon, model_.sizes().max_action_dim,
-                     batch.token_ids.device());
+      const at::Tensor noise = draw_noise(seed, RngStream::kSample, static_cast<uint64_t>(d),
+                                          batch.sample_ids, model_.sizes().horizon,
+                                          model_.sizes().max_action_dim, batch.token_ids.device());
       chunks.push_back(real_part(model_.integrate(context, batch, noise)));
     }
     return at::stack(chunks);

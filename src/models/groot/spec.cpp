@@ -65,8 +65,7 @@ class GrootFamily : public ModelFamily {
       picture = end;
       out.executed +=
           groot_training_flops(own, groot_forward_flops(own, grids, batch.lengths[b], padded));
-      out.reference +=
-          groot_training_flops(own, groot_forward_flops(own, grids, padded, padded));
+      out.reference += groot_training_flops(own, groot_forward_flops(own, grids, padded, padded));
     }
     return out;
   }
@@ -93,7 +92,8 @@ class GrootFamily : public ModelFamily {
     out->action_mask.narrow(1, 0, std::min(own.data.horizon, sizes.horizon))
         .narrow(2, 0, std::min<int64_t>(std::max<int64_t>(own.action_dim, 1), sizes.max_action_dim))
         .fill_(1);
-    out->embodiment = at::full({shape.batch}, groot_embodiment(version_, own.embodiment, {}).slot, at::kLong);
+    out->embodiment =
+        at::full({shape.batch}, groot_embodiment(version_, own.embodiment, {}).slot, at::kLong);
     out->grids.assign(static_cast<size_t>(count), {side, side});
     const int64_t images = shape.images * side * side / (GrootSizes::kMerge * GrootSizes::kMerge);
     const int64_t length = images + shape.tokens;

@@ -49,7 +49,8 @@ ParameterUse use_of(std::string_view name, const Pi05Model& model) {
   const int64_t vision = model.sizes().vision.depth, depth = model.sizes().depth;
   const std::string root(nn::kRootUnit);
   // Layers begin behind the norm that the layer before them applies.
-  const auto in_layer = [&](const LayerName& at, bool first_norm, int64_t begin, auto unit) -> ParameterUse {
+  const auto in_layer = [&](const LayerName& at, bool first_norm, int64_t begin,
+                            auto unit) -> ParameterUse {
     const int64_t layer = first_norm ? at.layer - 1 : at.layer;
     return {layer < 0 ? root : unit(layer), begin + layer};
   };
@@ -160,9 +161,10 @@ std::vector<ParamInfo> pi05_parameters(const Pi05Model& model) {
     std::string pattern = rule;
     if (rule == "vision") pattern = "paligemma_with_expert.paligemma.model.vision_tower";
     if (rule == "expert_only") pattern = "paligemma_with_expert.paligemma";
-    freeze_matching(out, pattern, rule,
-                    "'vision', 'expert_only', a dotted prefix such as "
-                    "'paligemma_with_expert.gemma_expert.model.layers.0' or a pattern with * and ?");
+    freeze_matching(
+        out, pattern, rule,
+        "'vision', 'expert_only', a dotted prefix such as "
+        "'paligemma_with_expert.gemma_expert.model.layers.0' or a pattern with * and ?");
   }
   check_trainable(out);
   std::vector<ParameterUse> uses;
