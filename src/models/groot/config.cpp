@@ -181,6 +181,9 @@ void GrootConfig::reflect(config::Visitor& v) {
           {"probability that the head leaves a training sample's state out; null: the size's", "",
            0, 1});
   v.field("dropout", dropout, {"the action head's dropout in training"});
+  v.field("bf16_inputs", bf16_inputs,
+          {"N1.6 with train.dtype bf16: state, actions, noise and time are rounded to bf16, as its "
+           "reference does, so that late times share buckets"});
   v.section("vision_config", vision, "overrides of the vision tower's sizes");
   v.section("text_config", text, "overrides of the language layers' sizes");
   v.section("head_config", head, "overrides of the action head's sizes");

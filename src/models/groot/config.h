@@ -133,6 +133,7 @@ struct GrootConfig : ModelConfig {
   std::optional<int64_t> max_action_dim, max_state_dim, action_horizon;
   std::optional<double> state_dropout_prob;
   bool dropout = true;  // of the action head, in training
+  bool bf16_inputs = true;  // N1.6 in bf16: the head's inputs are rounded too
   GrootVisionOverrides vision;
   GrootTextOverrides text;
   GrootHeadOverrides head;

@@ -65,6 +65,12 @@ GrootHeadSizes groot_head_sizes(const GrootSizes& s) {
   return out;
 }
 
+GrootHeadPrecision groot_head_precision(const GrootConfig& config, at::ScalarType dtype) {
+  GrootHeadPrecision out = groot_head_precision(static_cast<int64_t>(config.version), dtype);
+  if (!config.bf16_inputs) out.inputs = out.stream;
+  return out;
+}
+
 at::ScalarType groot_parameter_dtype(at::ScalarType dtype, std::string_view name) {
   if (dtype != at::kBFloat16 || !name.starts_with("action_head.")) return dtype;
   const bool precise = contains(name, "vlln.") || contains(name, "norm1.weight") ||
@@ -81,7 +87,7 @@ GrootModel::GrootModel(const GrootConfig& config, const BuildOptions& options)
       fused_(supported(options.fused, sizes_, options.dtype)),
       backbone_(make_groot_backbone(sizes_, config.final_norm())),
       head_(groot_head_sizes(sizes_),
-            groot_head_precision(static_cast<int64_t>(sizes_.version), options.dtype), fused_) {
+            groot_head_precision(config, options.dtype), fused_) {
   register_child("backbone", *backbone_);
   register_child("action_head", head_);
   allocate(at::kMeta);

@@ -21,6 +21,7 @@
 namespace longship::models {
 
 GrootHeadSizes groot_head_sizes(const GrootSizes& sizes);
+GrootHeadPrecision groot_head_precision(const GrootConfig& config, at::ScalarType dtype);
 
 /// Storage dtype of a parameter of a model that works in `dtype`: with bf16 norms, the position
 /// embedding and the category-specific biases of the head stay fp32, as their arithmetic does.
