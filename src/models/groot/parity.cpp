@@ -136,7 +136,7 @@ ParityTolerance low_precision() {
   return {.outputs = 4e-1,
           .loss = 5e-2,
           .grads = 8e-1,
-          .train = 2e-1,
+          .train = 5e-1,
           .sample = 2e-1,
           .zero_grads = 5e-2};
 }
