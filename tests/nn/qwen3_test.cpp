@@ -463,7 +463,8 @@ TEST(Qwen3Gpu, PackedBf16LayersAreCloseToFp64) {
     const double norm = reference[i].norm().item<double>();
     if (norm == 0) continue;
     const at::Tensor host = ours[i].cpu().to(at::kDouble);
-    EXPECT_LE((host - reference[i]).norm().item<double>() / norm, 8e-2) << i;  // 5.1e-2 seen on an H200
+    EXPECT_LE((host - reference[i]).norm().item<double>() / norm, 8e-2)
+        << i;  // 5.1e-2 seen on an H200
   }
 }
 

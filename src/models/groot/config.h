@@ -132,7 +132,7 @@ struct GrootConfig : ModelConfig {
   int64_t state_dim = 0;   // real state dims; 0: the dataset's
   std::optional<int64_t> max_action_dim, max_state_dim, action_horizon;
   std::optional<double> state_dropout_prob;
-  bool dropout = true;  // of the action head, in training
+  bool dropout = true;      // of the action head, in training
   bool bf16_inputs = true;  // N1.6 in bf16: the head's inputs are rounded too
   GrootVisionOverrides vision;
   GrootTextOverrides text;

@@ -86,8 +86,7 @@ GrootModel::GrootModel(const GrootConfig& config, const BuildOptions& options)
       dtype_(options.dtype),
       fused_(supported(options.fused, sizes_, options.dtype)),
       backbone_(make_groot_backbone(sizes_, config.final_norm())),
-      head_(groot_head_sizes(sizes_),
-            groot_head_precision(config, options.dtype), fused_) {
+      head_(groot_head_sizes(sizes_), groot_head_precision(config, options.dtype), fused_) {
   register_child("backbone", *backbone_);
   register_child("action_head", head_);
   allocate(at::kMeta);

@@ -257,8 +257,7 @@ class HeadAdapter : public ParityAdapter {
       : config_(case_config(c)),
         device_(options.device),
         inputs_(c.folder / "inputs.safetensors"),
-        head_(groot_head_sizes(config_.sizes()),
-              groot_head_precision(config_, options.dtype),
+        head_(groot_head_sizes(config_.sizes()), groot_head_precision(config_, options.dtype),
               options.fused) {
     const nlohmann::json notes =
         parse_json_file(c.folder / "inputs.json", {.code = ExitCode::kConfig});
