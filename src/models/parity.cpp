@@ -217,6 +217,15 @@ void run_trajectory(const ParityCase& c, ParityAdapter& adapter, const std::stri
 
 }  // namespace
 
+BuildOptions parity_build_options(const ParityOptions& options) {
+  BuildOptions out;
+  out.device = options.device;
+  out.dtype = options.dtype;
+  out.initialise = false;
+  out.fused = options.fused;
+  return out;
+}
+
 ParityReport run_parity_case(const std::filesystem::path& folder, const ParityOptions& options,
                              const ParityOptimizerFactory& optimizer) {
   ParityCase c = read_parity_case(folder);

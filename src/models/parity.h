@@ -54,6 +54,9 @@ struct ParityOptions {
   nn::Fused fused;  // operators of the model under test
 };
 
+/// How a case's model is built; its weights follow.
+BuildOptions parity_build_options(const ParityOptions& options);
+
 /// The optimizer recipe of a recorded trajectory.
 struct ParityRecipe {
   std::string schedule;  // as recorded, e.g. cosine_with_warmup_openpi

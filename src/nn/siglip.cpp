@@ -133,7 +133,7 @@ at::Tensor SiglipTower::embed(const at::Tensor& images, const SiglipPrecision& p
 at::Tensor run_siglip_layers(const std::vector<std::unique_ptr<SiglipLayer>>& layers,
                              const LayerNorm& last, const at::Tensor& embeddings,
                              const SiglipPrecision& precision, const Fused& fused,
-                             const SiglipRunner& run, const SiglipRowsOf& rows_of) {
+                             const LayerRunner& run, const SiglipRowsOf& rows_of) {
   // Mixed streams (fp32 residual around bf16 products) take the plain path.
   const Fused used = precision.gemm == precision.stream ? fused : Fused{};
   if (layers.empty()) return last.forward(embeddings, used.norms);
@@ -155,7 +155,7 @@ at::Tensor run_siglip_layers(const std::vector<std::unique_ptr<SiglipLayer>>& la
 }
 
 at::Tensor SiglipTower::encode(const at::Tensor& embeddings, const SiglipPrecision& precision,
-                               const Fused& fused, const SiglipRunner& run) const {
+                               const Fused& fused, const LayerRunner& run) const {
   return run_siglip_layers(layers_, post_layernorm_, embeddings, precision, fused, run);
 }
 

@@ -10,6 +10,7 @@
 
 #include "nn/fp8.h"
 #include "nn/fused.h"
+#include "nn/layer_runner.h"
 #include "nn/linear.h"
 #include "nn/mlp.h"
 #include "nn/module.h"
@@ -36,10 +37,6 @@ struct SiglipPrecision {
   at::ScalarType gemm = at::kFloat;
   at::ScalarType stream = at::kFloat;
 };
-
-/// Runs layer l as a unit of the model (nn/unit.h); empty: a plain call.
-using SiglipRunner = std::function<std::vector<at::Tensor>(
-    int64_t layer, const UnitFunction& function, const std::vector<at::Tensor>& inputs)>;
 
 /// Pictures of different sizes behind each other: the rows are [P, width] then.
 struct SiglipRows {
@@ -85,7 +82,7 @@ using SiglipRowsOf = std::function<std::shared_ptr<const SiglipRows>(int64_t lay
 at::Tensor run_siglip_layers(const std::vector<std::unique_ptr<SiglipLayer>>& layers,
                              const LayerNorm& last, const at::Tensor& embeddings,
                              const SiglipPrecision& precision, const Fused& fused,
-                             const SiglipRunner& run, const SiglipRowsOf& rows_of = {});
+                             const LayerRunner& run, const SiglipRowsOf& rows_of = {});
 
 /// Registers everything under "vision_model.".
 class SiglipTower : public Module {
@@ -97,7 +94,7 @@ class SiglipTower : public Module {
   at::Tensor embed(const at::Tensor& images, const SiglipPrecision& precision) const;
   /// The encoder layers and the last norm: [V, T, width] -> [V, T, width] in the stream dtype.
   at::Tensor encode(const at::Tensor& embeddings, const SiglipPrecision& precision,
-                    const Fused& fused = {}, const SiglipRunner& run = {}) const;
+                    const Fused& fused = {}, const LayerRunner& run = {}) const;
 
   const SiglipSizes& sizes() const { return sizes_; }
 

@@ -142,7 +142,7 @@ at::Tensor Siglip2Tower::embed(const at::Tensor& patches, const Siglip2Rows& row
 
 at::Tensor Siglip2Tower::encode(const at::Tensor& embeddings, const Siglip2Rows& rows,
                                 const SiglipPrecision& precision, const Fused& fused,
-                                const SiglipRunner& run) const {
+                                const LayerRunner& run) const {
   const bool windows = rows.window_order.defined();
   const bool rope = rows.rope_cos.defined();
   if (rows.uniform_pictures > 0 && !windows && !rope) {

@@ -75,7 +75,7 @@ class Siglip2Tower : public Module {
   /// The encoder layers and the last norm: [P, width] -> [P, width], in the order of the rows.
   at::Tensor encode(const at::Tensor& embeddings, const Siglip2Rows& rows,
                     const SiglipPrecision& precision, const Fused& fused = {},
-                    const SiglipRunner& run = {}) const;
+                    const LayerRunner& run = {}) const;
 
  private:
   Siglip2Sizes sizes_;

@@ -2,6 +2,8 @@
 // sincos; runs once per model.
 #include "kernels/random/truncated_normal.h"
 
+#include "kernels/random/philox.cuh"
+
 namespace longship::kernels {
 namespace {
 
@@ -12,18 +14,6 @@ __device__ uint64_t mix(uint64_t x) {
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ULL;
   x = (x ^ (x >> 27)) * 0x94D049BB133111EBULL;
   return x ^ (x >> 31);
-}
-
-__device__ uint4 philox(uint4 c, uint2 k) {
-  for (int round = 0; round < 10; ++round) {
-    const uint64_t p0 = uint64_t{0xD2511F53u} * c.x;
-    const uint64_t p1 = uint64_t{0xCD9E8D57u} * c.z;
-    c = make_uint4(static_cast<uint32_t>(p1 >> 32) ^ c.y ^ k.x, static_cast<uint32_t>(p1),
-                   static_cast<uint32_t>(p0 >> 32) ^ c.w ^ k.y, static_cast<uint32_t>(p0));
-    k.x += 0x9E3779B9u;
-    k.y += 0xBB67AE85u;
-  }
-  return c;
 }
 
 __device__ double to_uniform(uint32_t low, uint32_t high) {
@@ -37,9 +27,9 @@ __device__ void normal_pair(const TruncatedNormalArgs& a, uint64_t step, uint64_
   const uint64_t mixed = mix(mix(mix(a.seed) ^ a.stream) ^ step);
   const uint2 key = make_uint2(static_cast<uint32_t>(mixed), static_cast<uint32_t>(mixed >> 32));
   const uint4 words =
-      philox(make_uint4(static_cast<uint32_t>(block), static_cast<uint32_t>(block >> 32),
-                        static_cast<uint32_t>(a.sample), static_cast<uint32_t>(a.sample >> 32)),
-             key);
+      philox4x32(make_uint4(static_cast<uint32_t>(block), static_cast<uint32_t>(block >> 32),
+                            static_cast<uint32_t>(a.sample), static_cast<uint32_t>(a.sample >> 32)),
+                 key);
   const double radius = sqrt(-2.0 * log(to_uniform(words.x, words.y)));
   double s, c;
   sincos(2.0 * 3.14159265358979323846 * to_uniform(words.z, words.w), &s, &c);

@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include "base/error.h"
+#include "models/common/dataset_binding.h"
 
 namespace longship::models {
 namespace {
@@ -241,16 +242,8 @@ GrootSizes GrootConfig::sizes() const {
 }
 
 void GrootConfig::bind_dataset(const data::Dataset& dataset) {
-  const auto bind = [&](int64_t& dim, const std::string& name, std::string_view key) {
-    const data::Feature* feature = dataset.find_feature(name);
-    if (feature == nullptr) return;  // the transform reports missing features with all names
-    LS_CHECK(dim == 0 || dim == feature->width(), DataError,
-             "model.{} is {}, but '{}' of {} has {} dimensions; set it to 0 to take the dataset's",
-             key, dim, name, dataset.root().string(), feature->width());
-    dim = feature->width();
-  };
-  bind(action_dim, action_feature, "action_dim");
-  bind(state_dim, state_feature, "state_dim");
+  bind_dimension(dataset, action_feature, "action_dim", action_dim);
+  bind_dimension(dataset, state_feature, "state_dim", state_dim);
 }
 
 void GrootConfig::check() const {

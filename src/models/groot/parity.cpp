@@ -209,12 +209,7 @@ class FullAdapter : public ParityAdapter {
   std::unique_ptr<GrootPolicy> make_policy(const std::string& parity) const {
     GrootConfig config = config_;
     config.parity = parity;
-    BuildOptions build;
-    build.device = options_.device;
-    build.dtype = options_.dtype;
-    build.initialise = false;
-    build.fused = options_.fused;
-    auto policy = std::make_unique<GrootPolicy>(config, build);
+    auto policy = std::make_unique<GrootPolicy>(config, parity_build_options(options_));
     policy->load_weights(folder_ / "weights.safetensors");
     return policy;
   }

@@ -126,12 +126,7 @@ class Pi05ParityAdapter : public ParityAdapter {
   std::unique_ptr<Pi05Policy> make_policy(const std::string& parity) const {
     Pi05Config config = config_;
     config.parity = parity;
-    BuildOptions build;
-    build.device = options_.device;
-    build.dtype = options_.dtype;
-    build.initialise = false;
-    build.fused = options_.fused;
-    auto policy = std::make_unique<Pi05Policy>(config, build);
+    auto policy = std::make_unique<Pi05Policy>(config, parity_build_options(options_));
     policy->load_weights(folder_ / "weights.safetensors");
     return policy;
   }
