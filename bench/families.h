@@ -6,6 +6,7 @@
 namespace longship::bench {
 
 std::vector<OpRow> norm_rows();
+std::vector<OpRow> stream_rows();
 std::vector<OpRow> linear_rows();
 std::vector<OpRow> attention_rows();
 std::vector<OpRow> activation_rows();

@@ -4,14 +4,17 @@
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/gelu_backward.h>
 #include <ATen/ops/mul.h>
+#include <ATen/ops/silu.h>
 #include <ATen/ops/sum.h>
 
 #include "bench/families.h"
+#include "bench/groot_shapes.h"
 #include "bench/paired.h"
 #include "bench/pi05_shapes.h"
 #include "ops/flow.h"
 #include "ops/geglu.h"
 #include "ops/gelu_bias.h"
+#include "ops/swiglu.h"
 
 namespace longship::bench {
 namespace {
@@ -23,24 +26,33 @@ std::function<double(const Pair&)> times_first(double factor) {
   return [factor](const Pair& pair) { return factor * bytes_of(pair.our_inputs[0]); };
 }
 
-void add_geglu(std::vector<OpRow>& rows, const char* shape, int64_t num_rows, int64_t width) {
+using Activation = at::Tensor (*)(const at::Tensor&);
+
+/// `ours` takes gate and up in one tensor; `activation` of the gate times up is the same.
+void add_gated(std::vector<OpRow>& rows, const char* name, const char* shape, int64_t num_rows,
+               int64_t width, Activation ours, Activation activation) {
   PairedOp op;
-  op.name = "geglu";
+  op.name = name;
   op.shape = shape;
   op.make = [=](const BenchContext& context) {
     const at::Tensor gate_up = context.randn({context.rows(num_rows), 2 * context.width(width)});
     Pair pair;
     pair.our_inputs = pair.library_inputs = {gate_up};
-    pair.ours = [=] { return Tensors{ops::geglu(gate_up)}; };
+    pair.ours = [=] { return Tensors{ours(gate_up)}; };
     pair.library = [=] {
       const auto halves = gate_up.chunk(2, 1);
-      return Tensors{at::gelu(halves[0], "tanh") * halves[1]};
+      return Tensors{activation(halves[0]) * halves[1]};
     };
     return pair;
   };
   op.forward_bytes = times_first(1.5);   // gate up | y
   op.backward_bytes = times_first(2.5);  // gate up dy | d_gate d_up
   add_paired_rows(rows, op);
+}
+
+void add_geglu(std::vector<OpRow>& rows, const char* shape, int64_t num_rows, int64_t width) {
+  add_gated(rows, "geglu", shape, num_rows, width, ops::geglu,
+            [](const at::Tensor& gate) { return at::gelu(gate, "tanh"); });
 }
 
 /// The gradient as a pass that gives y once more; the library writes both halves in place.
@@ -172,6 +184,8 @@ std::vector<OpRow> activation_rows() {
   rows.push_back(geglu_recompute_row(kPrefix, pi05::kPrefixRows, pi05::kPrefixMlp));
   add_geglu(rows, kExpert, pi05::kExpertRows, pi05::kExpertMlp);
   rows.push_back(geglu_recompute_row(kExpert, pi05::kExpertRows, pi05::kExpertMlp));
+  add_gated(rows, "swiglu", "text 14080x2*6144", groot::kTextRows, groot::kTextMlp, ops::swiglu,
+            [](const at::Tensor& gate) { return at::silu(gate); });
   add_gelu_bias(rows);
   return rows;
 }

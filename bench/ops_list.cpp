@@ -7,8 +7,8 @@ namespace longship::bench {
 
 std::vector<OpRow> all_op_rows() {
   std::vector<OpRow> rows;
-  for (const auto& family : {norm_rows, activation_rows, position_rows, flow_rows, picture_rows,
-                             linear_rows, attention_rows, fp8_rows, optimizer_rows}) {
+  for (const auto& family : {norm_rows, stream_rows, activation_rows, position_rows, flow_rows,
+                             picture_rows, linear_rows, attention_rows, fp8_rows, optimizer_rows}) {
     std::vector<OpRow> more = family();
     rows.insert(rows.end(), std::make_move_iterator(more.begin()),
                 std::make_move_iterator(more.end()));

@@ -8,14 +8,17 @@
 #include <ATen/ops/index_select.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randperm.h>
+#include <ATen/ops/rms_norm.h>
 #include <ATen/ops/zeros.h>
 
 #include <cmath>
 
 #include "bench/families.h"
+#include "bench/groot_shapes.h"
 #include "bench/paired.h"
 #include "bench/pi05_shapes.h"
 #include "ops/embedding_rows.h"
+#include "ops/head_norm_rope.h"
 #include "ops/rope_qkv.h"
 #include "ops/rows.h"
 
@@ -64,6 +67,49 @@ void add_rope(std::vector<OpRow>& rows, const char* shape, int64_t num_rows) {
   op.make = [=](const BenchContext& context) { return make_rope(num_rows, context); };
   op.forward_bytes =
       op.backward_bytes = [](const Pair& p) { return 2 * bytes_of(p.our_inputs[0]); };
+  add_paired_rows(rows, op);
+}
+
+Pair make_head_norm_rope(const BenchContext& context) {
+  constexpr int64_t kHeads = groot::kQueryHeads, kKeys = groot::kKeyHeads, kSize = groot::kHeadSize;
+  const int64_t rows = context.rows(groot::kTextRows);
+  const at::Tensor qkv = context.randn({rows, (kHeads + 2 * kKeys) * kSize});
+  const at::Tensor q_weight = context.randn({kSize}, at::kBFloat16, 0.1) + 1;
+  const at::Tensor k_weight = context.randn({kSize}, at::kBFloat16, 0.1) + 1;
+  const at::Tensor angle = context.randn({rows, kSize / 2}, at::kFloat, 3.0);
+  const at::Tensor cos = angle.cos().to(at::kBFloat16), sin = angle.sin().to(at::kBFloat16);
+  Pair pair;
+  pair.our_inputs = pair.library_inputs = {qkv, q_weight, k_weight};
+  pair.ours = [=] {
+    const auto [q, k, v] =
+        ops::head_norm_rope(qkv, q_weight, k_weight, cos, sin, kHeads, kKeys, groot::kRmsEps);
+    return Tensors{q, k, v};
+  };
+  pair.library = [=] {
+    const auto heads =
+        qkv.view({-1, kHeads + 2 * kKeys, kSize}).split_with_sizes({kHeads, kKeys, kKeys}, 1);
+    const auto turned = [&](const at::Tensor& x, const at::Tensor& weight) {
+      const at::Tensor normed = at::rms_norm(x, {kSize}, weight, groot::kRmsEps);
+      return library_rotate(normed, cos.unsqueeze(1), sin.unsqueeze(1));
+    };
+    return Tensors{turned(heads[0], q_weight), turned(heads[1], k_weight), heads[2]};
+  };
+  return pair;
+}
+
+void add_head_norm_rope(std::vector<OpRow>& rows) {
+  constexpr double kAll = groot::kQueryHeads + 2 * groot::kKeyHeads;
+  PairedOp op;
+  op.name = "head_norm_rope";
+  op.shape = "text 14080x32x128";
+  op.make = make_head_norm_rope;
+  // Queries and keys are read and written | those, their gradients, and gradients of values moved.
+  op.forward_bytes = [](const Pair& p) {
+    return 2 * (kAll - groot::kKeyHeads) / kAll * bytes_of(p.our_inputs[0]);
+  };
+  op.backward_bytes = [](const Pair& p) {
+    return (3 - groot::kKeyHeads / kAll) * bytes_of(p.our_inputs[0]);
+  };
   add_paired_rows(rows, op);
 }
 
@@ -143,6 +189,7 @@ std::vector<OpRow> position_rows() {
   std::vector<OpRow> rows;
   add_rope(rows, "prefix 18304x10x256", pi05::kPrefixRows);
   add_rope(rows, "expert 1600x10x256", pi05::kExpertRows);
+  add_head_norm_rope(rows);
   add_permute(rows, "prefix 18304x2048", pi05::kPrefixRows, pi05::kPrefixWidth);
   // Keys or values of one layer of the expert's attention: those of the prefix and its own.
   add_permute(rows, "joint 19904x256", pi05::kPrefixRows + pi05::kExpertRows, pi05::kHeadSize);

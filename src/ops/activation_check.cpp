@@ -7,10 +7,10 @@
 
 namespace longship::ops {
 
-ActivationShape check_geglu(const at::Tensor& gate_up) {
+ActivationShape check_gated(const char* op, const at::Tensor& gate_up) {
   LS_CHECK(gate_up.dim() >= 1 && gate_up.size(-1) % 2 == 0, ShapeError,
-           "geglu: gate_up must be [..., 2H], got [{}]", fmt::join(gate_up.sizes(), ", "));
-  check_contiguous("geglu", {{"gate_up", gate_up}});
+           "{}: gate_up must be [..., 2H], got [{}]", op, fmt::join(gate_up.sizes(), ", "));
+  check_contiguous(op, {{"gate_up", gate_up}});
   ActivationShape shape;
   shape.width = gate_up.size(-1) / 2;
   shape.num_rows = shape.width == 0 ? 0 : gate_up.numel() / (2 * shape.width);
@@ -19,11 +19,12 @@ ActivationShape check_geglu(const at::Tensor& gate_up) {
   return shape;
 }
 
-ActivationShape check_geglu_backward(const at::Tensor& dy, const at::Tensor& gate_up) {
-  ActivationShape shape = check_geglu(gate_up);
-  check_sizes("geglu_backward", {"dy", dy}, shape.out_sizes);
-  check_dtype("geglu_backward", {"dy", dy}, gate_up.scalar_type());
-  check_contiguous("geglu_backward", {{"dy", dy}});
+ActivationShape check_gated_backward(const char* op, const at::Tensor& dy,
+                                     const at::Tensor& gate_up) {
+  ActivationShape shape = check_gated(op, gate_up);
+  check_sizes(op, {"dy", dy}, shape.out_sizes);
+  check_dtype(op, {"dy", dy}, gate_up.scalar_type());
+  check_contiguous(op, {{"dy", dy}});
   return shape;
 }
 

@@ -1,5 +1,5 @@
 #pragma once
-// Argument checks shared by the implementations of geglu and gelu_bias.
+// Argument checks shared by the implementations of geglu, swiglu and gelu_bias.
 
 #include <ATen/core/Tensor.h>
 
@@ -15,8 +15,9 @@ struct ActivationShape {
 };
 
 /// Throws ShapeError naming the operator, the argument, and the expected and given shapes.
-ActivationShape check_geglu(const at::Tensor& gate_up);
-ActivationShape check_geglu_backward(const at::Tensor& dy, const at::Tensor& gate_up);
+ActivationShape check_gated(const char* op, const at::Tensor& gate_up);
+ActivationShape check_gated_backward(const char* op, const at::Tensor& dy,
+                                     const at::Tensor& gate_up);
 ActivationShape check_gelu_bias(const at::Tensor& x, const at::Tensor& bias);
 ActivationShape check_gelu_bias_backward(const at::Tensor& dy, const at::Tensor& x,
                                          const at::Tensor& bias);

@@ -1,7 +1,9 @@
 #pragma once
-// Bias and GELU as one dispatcher operator.
+// Bias and GELU as one dispatcher operator, alone or with dropout behind them.
 
 #include <ATen/core/Tensor.h>
+
+#include <cstdint>
 
 namespace longship::ops {
 
@@ -11,5 +13,11 @@ namespace longship::ops {
 /// it is when a linear layer adds the bias in bf16. Differentiable once in x and bias; saved for
 /// backward: x, bias. dbias sums unrounded fp32 values in a fixed order, in the dtype of bias.
 at::Tensor gelu_bias(const at::Tensor& x, const at::Tensor& bias);
+
+/// dropout(gelu_bias(x, bias), keys, site, p) of x [B, ..., H] in one pass, with the same two
+/// roundings; keys [B] int64 (ops/dropout.h). Differentiable once in x and bias: dy is rounded once
+/// after the mask, as in dropout. Saved for backward: x, bias, keys.
+at::Tensor gelu_bias_dropout(const at::Tensor& x, const at::Tensor& bias, const at::Tensor& keys,
+                             int64_t site, double p);
 
 }  // namespace longship::ops

@@ -26,24 +26,55 @@ RopeQkvSizes check_rope_tables(const char* op, const at::Tensor& cos, const at::
   return {positions.size(0), num_heads, num_kv_heads, head_dim};
 }
 
-at::Tensor check_rope_gradients(const RopeQkvSizes& sizes, const std::optional<at::Tensor>& dq,
+at::Tensor check_rope_gradients(const char* op, const RopeQkvSizes& sizes,
+                                const std::optional<at::Tensor>& dq,
                                 const std::optional<at::Tensor>& dk,
                                 const std::optional<at::Tensor>& dv) {
-  constexpr const char* kOp = "rope_qkv_backward";
   at::Tensor first;
   const auto check = [&](const char* name, const std::optional<at::Tensor>& gradient,
                          int64_t heads) {
     if (!gradient.has_value()) return;
-    check_sizes(kOp, {name, *gradient}, {sizes.num_rows, heads, sizes.head_dim});
+    check_sizes(op, {name, *gradient}, {sizes.num_rows, heads, sizes.head_dim});
     if (!first.defined()) first = *gradient;
-    check_dtype(kOp, {name, *gradient}, first.scalar_type());
-    check_devices(kOp, {{"the first gradient", first}, {name, *gradient}});
+    check_dtype(op, {name, *gradient}, first.scalar_type());
+    check_devices(op, {{"the first gradient", first}, {name, *gradient}});
   };
   check("dq", dq, sizes.num_heads);
   check("dk", dk, sizes.num_kv_heads);
   check("dv", dv, sizes.num_kv_heads);
-  LS_CHECK(first.defined(), ShapeError, "{}: none of dq, dk and dv is given", kOp);
+  LS_CHECK(first.defined(), ShapeError, "{}: none of dq, dk and dv is given", op);
   return first;
+}
+
+RopeQkvSizes check_head_norm_rope(const char* op, const at::Tensor& qkv, const at::Tensor& q_weight,
+                                  const at::Tensor& k_weight, const at::Tensor& cos,
+                                  const at::Tensor& sin, int64_t num_heads, int64_t num_kv_heads) {
+  LS_CHECK(q_weight.dim() == 1 && q_weight.size(0) % 2 == 0 && num_heads >= 0 && num_kv_heads >= 0,
+           ShapeError,
+           "{}: {} query heads, {} key heads, q_weight [{}]: counts must not be negative and the "
+           "weight must be [E] with E even",
+           op, num_heads, num_kv_heads, fmt::join(q_weight.sizes(), ", "));
+  LS_CHECK(qkv.dim() == 2, ShapeError, "{}: qkv must be [N, (H + 2G) E], got [{}]", op,
+           fmt::join(qkv.sizes(), ", "));
+  const RopeQkvSizes sizes{qkv.size(0), num_heads, num_kv_heads, q_weight.size(0)};
+  check_sizes(op, {"qkv", qkv}, {sizes.num_rows, sizes.row_width()});
+  check_sizes(op, {"k_weight", k_weight}, q_weight.sizes());
+  check_sizes(op, {"cos", cos}, {sizes.num_rows, sizes.head_dim / 2});
+  check_sizes(op, {"sin", sin}, cos.sizes());
+  check_dtype(op, {"sin", sin}, cos.scalar_type());
+  check_devices(
+      op,
+      {{"qkv", qkv}, {"q_weight", q_weight}, {"k_weight", k_weight}, {"cos", cos}, {"sin", sin}});
+  check_contiguous(
+      op,
+      {{"qkv", qkv}, {"q_weight", q_weight}, {"k_weight", k_weight}, {"cos", cos}, {"sin", sin}});
+  return sizes;
+}
+
+at::Tensor value_heads(const at::Tensor& qkv, const RopeQkvSizes& s) {
+  const int64_t first = (s.num_heads + s.num_kv_heads) * s.head_dim;
+  return qkv.narrow(1, first, s.num_kv_heads * s.head_dim)
+      .view({s.num_rows, s.num_kv_heads, s.head_dim});
 }
 
 void check_zero_tail(const at::Tensor& x, const at::Tensor& rows_valid) {

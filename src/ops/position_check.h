@@ -1,6 +1,7 @@
 #pragma once
-// Argument checks shared by the implementations of rope_qkv, zero_tail_ and permute_rows. They
-// throw ShapeError naming the operator, the argument, and the expected and given shapes.
+// Argument checks shared by the implementations of rope_qkv, head_norm_rope, zero_tail_ and
+// permute_rows. They throw ShapeError naming the operator, the argument, and the expected and given
+// shapes.
 
 #include <ATen/core/Tensor.h>
 
@@ -9,7 +10,7 @@
 
 namespace longship::ops {
 
-/// The sizes of rope_qkv; N comes from positions.
+/// The sizes of rope_qkv, whose N comes from positions, and of head_norm_rope.
 struct RopeQkvSizes {
   int64_t num_rows = 0;
   int64_t num_heads = 0;
@@ -24,9 +25,18 @@ RopeQkvSizes check_rope_tables(const char* op, const at::Tensor& cos, const at::
                                int64_t head_dim, const std::optional<at::Tensor>& rows_valid);
 
 /// The first of dq, dk, dv that is there; the others must fit it and the sizes. Throws if none is.
-at::Tensor check_rope_gradients(const RopeQkvSizes& sizes, const std::optional<at::Tensor>& dq,
+at::Tensor check_rope_gradients(const char* op, const RopeQkvSizes& sizes,
+                                const std::optional<at::Tensor>& dq,
                                 const std::optional<at::Tensor>& dk,
                                 const std::optional<at::Tensor>& dv);
+
+/// All arguments of head_norm_rope; E comes from q_weight.
+RopeQkvSizes check_head_norm_rope(const char* op, const at::Tensor& qkv, const at::Tensor& q_weight,
+                                  const at::Tensor& k_weight, const at::Tensor& cos,
+                                  const at::Tensor& sin, int64_t num_heads, int64_t num_kv_heads);
+
+/// The last G heads of qkv, as a view.
+at::Tensor value_heads(const at::Tensor& qkv, const RopeQkvSizes& sizes);
 
 void check_zero_tail(const at::Tensor& x, const at::Tensor& rows_valid);
 

@@ -26,8 +26,8 @@ constexpr Rule kRules[] = {
     {Scope::kOurs, KernelCategory::kAttention, "attention flash softmax"},
     {Scope::kOurs, KernelCategory::kNorm, "rms_norm rmsnorm layer_norm layernorm"},
     {Scope::kOurs, KernelCategory::kElementwise,
-     "geglu gelu silu rope embedding flow zero_tail zerotail permute add_gate addgate noise "
-     "modulate augment"},
+     "geglu gelu silu swiglu rope dropout embedding flow zero_tail zerotail permute add_gate "
+     "addgate add_dropped noise modulate augment"},
     {Scope::kOurs, KernelCategory::kFp8Quantize, "quantize quantise amax fp8"},
     {Scope::kOurs, KernelCategory::kGemm, "gemm matmul"},
     {Scope::kOurs, KernelCategory::kCopy, "copy cast transpose pack"},

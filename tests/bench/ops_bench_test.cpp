@@ -34,7 +34,7 @@ struct Traffic {
 
 // Sizes in kSmall: 18304 prefix rows 18 (FP8: 32, vision's 16384 rows 16), 1600 expert rows 1 (50
 // for each of 1 group), 19904 joint rows 19, 1920 text rows 1; widths 2048, 16384, 1152, 4304,
-// 1024, 4096 and 256: 128, 1024, 80, 272, 64, 256 and 16.
+// 1024, 4096 and 256: 128, 1024, 80, 272, 64, 256 and 16. GR00T's 64 samples 1, width 1536: 96.
 constexpr Traffic kTraffic[] = {
     {"rms_norm fwd", "prefix", 2 * 18 * 128 * 2},
     {"add_rms_norm fwd", "prefix", 4 * 18 * 128 * 2},
@@ -47,6 +47,13 @@ constexpr Traffic kTraffic[] = {
     {"layer_norm bwd", "vision", 3 * 16 * 80 * 2},
     {"add_layer_norm fwd", "vision", 4 * 16 * 80 * 2},
     {"add_layer_norm bwd", "vision", 4 * 16 * 80 * 2},
+    {"stream_norm fwd", "dit", 51 * 96 * (4 + 2)},
+    {"stream_norm bwd", "vl", 220 * 128 * (4 + 2 + 4 + 4)},
+    {"add_stream_norm fwd", "dit", 51 * 96 * (4 + 2 + 4 + 2)},
+    {"add_stream_norm bwd", "vl", 220 * 128 * (4 + 2 + 4 + 4 + 2)},
+    {"add_dropped fwd", "dit", 51 * 96 * (4 + 2 + 4)},
+    {"add_dropped bwd", "dit", 51 * 96 * (4 + 2)},
+    {"gelu_bias_dropout bwd", "dit", 3 * 51 * 384 * 2},
     {"geglu fwd", "prefix", 3 * 18 * 1024 * 2},
     {"geglu bwd", "prefix", 5 * 18 * 1024 * 2},
     {"geglu bwd recompute", "prefix", 6 * 18 * 1024 * 2},

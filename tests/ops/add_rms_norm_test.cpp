@@ -97,6 +97,25 @@ TEST(AddRmsNorm, NumericalGradientInFloat64) {
   test::expect_numerical_gradients(fused, inputs_of(c), {dh, at::Tensor()});
 }
 
+/// Llama and Qwen: the weight is the whole factor.
+Tensors whole_factor(const Tensors& in) {
+  auto [h_out, y] =
+      add_rms_norm(in[0], in[1], optional(in[2]), in[3], optional(in[4]), kEps, /*offset=*/0.0);
+  return {h_out, y};
+}
+
+TEST(AddRmsNorm, OffsetZeroTakesTheWeightAsTheWholeFactor) {
+  const Op definition = [](const Tensors& in) {
+    return composite({in[0], in[1], in[2], in[3] - 1.0, in[4]});
+  };
+  const Tensors inputs = inputs_of({70, 1, 12, false, false});
+  const Tensors gradients = {random({70, 12}), random({70, 12})};
+  test::expect_close_gradients(run_op(definition, inputs, gradients),
+                               run_op(whole_factor, inputs, gradients), 1e-9);
+  test::expect_numerical_gradients(whole_factor, inputs_of({6, 2, 5, true, true}),
+                                   {random({6, 5}), random({6, 5})});
+}
+
 TEST(AddRmsNorm, OneRowOfAParameterServesAllGroups) {
   Tensors inputs = inputs_of({12, 4, 6, true, true});
   inputs[3] = random({6});
@@ -263,6 +282,8 @@ TEST(AddRmsNormGpu, MatchesCpu) {
         const Tensors gradients = {random({s.rows, s.width}, type),
                                    random({s.rows, s.width}, type)};
         test::expect_gpu_matches_cpu(fused, inputs, gradients, c.offset, text(c, type, param_type));
+        test::expect_gpu_matches_cpu(whole_factor, inputs, gradients, c.offset,
+                                     text(c, type, param_type) + ", whole factor");
       }
     }
   }

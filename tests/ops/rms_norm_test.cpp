@@ -180,6 +180,23 @@ TEST(RmsNorm, StridedParametersOfThreeDimensionalInput) {
                         rms_norm(x, scale.contiguous(), shift.contiguous(), 1e-6)));
 }
 
+/// Llama and Qwen: the weight is the whole factor.
+test::Tensors whole_factor(const test::Tensors& in) {
+  return {rms_norm(in[0], in[1], std::nullopt, 1e-6, /*offset=*/0.0)};
+}
+
+TEST(RmsNorm, OffsetZeroTakesTheWeightAsTheWholeFactor) {
+  const test::Tensors inputs = {random({70, 12}), random({12})}, gradients = {random({70, 12})};
+  const test::Op definition = [](const test::Tensors& in) {
+    return test::Tensors{composite(in[0], in[1] - 1.0, std::nullopt, 1e-6)};
+  };
+  const test::OpRun ours = test::run_op(whole_factor, inputs, gradients);
+  const test::OpRun theirs = test::run_op(definition, inputs, gradients);
+  EXPECT_TRUE(at::allclose(ours.outputs[0], theirs.outputs[0], 1e-10, 1e-10));
+  test::expect_close_gradients(theirs, ours, 1e-9);
+  test::expect_numerical_gradients(whole_factor, {random({6, 5}), random({5})}, {random({6, 5})});
+}
+
 struct GpuCase {
   Shape shape;
   bool offset = false;
@@ -209,6 +226,8 @@ TEST(RmsNormGpu, MatchesCpu) {
         test::expect_gpu_matches_cpu(with_shift, inputs, gradients, c.offset, what);
         test::expect_gpu_matches_cpu(without_shift, {inputs[0], inputs[1]}, gradients, c.offset,
                                      what + ", no shift");
+        test::expect_gpu_matches_cpu(whole_factor, {inputs[0], inputs[1]}, gradients, c.offset,
+                                     what + ", whole factor");
       }
     }
   }

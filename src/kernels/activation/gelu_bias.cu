@@ -1,16 +1,20 @@
 // Forward: one thread per run of 8 (or 1) columns of one row, flat over all rows.
 // Backward: a block owns 32 runs of columns and a group of rows; every thread keeps the column sums
 // of its run in registers over all its rows, eight row lanes are joined through shared memory (9
-// KiB), and a second kernel adds the groups. 64 registers. Bound by memory traffic.
+// KiB), and a second kernel adds the groups. 64 registers. Bound by memory traffic; the multipliers
+// of dropout, two Philox blocks for eight elements, are drawn while the loads are on their way.
 #include <algorithm>
 #include <limits>
 
 #include "kernels/activation/gelu.cuh"
 #include "kernels/activation/gelu_bias.h"
 #include "kernels/activation/pack.cuh"
+#include "kernels/random/dropout.cuh"
 
 namespace longship::kernels {
 namespace {
+
+static_assert(kDropoutRun == pack::kWide);
 
 constexpr int kThreads = 256;
 constexpr int kForwardPacks = 2;    // runs per thread of the forward kernel
@@ -22,10 +26,29 @@ constexpr int kTileColumns = kLanes * pack::kWide;
 // element of 32 runs) nor the loads (8 elements of 4 runs) of a warp meet in a bank.
 constexpr int kRunStride = 36;
 
-template <class T, class B, int N>
+/// Multipliers of run `run` of `row`, rows of `per_row` runs.
+template <int N>
+__device__ __forceinline__ void draw(const GeluDropout& d, int64_t row, uint32_t per_row,
+                                     uint32_t run, float (&m)[N]) {
+  const auto in_batch = static_cast<uint32_t>(row);
+  const uint32_t sample = in_batch / d.rows_per_sample;
+  const uint64_t number = uint64_t{in_batch - sample * d.rows_per_sample} * per_row + run;
+  if constexpr (N == 1) {
+    m[0] = dropout_at(d.site, d.keys[sample], number);
+  } else {
+    dropout_run(d.site, d.keys[sample], static_cast<uint32_t>(number), m);
+  }
+}
+
+template <class T>
+__device__ __forceinline__ float rounded(float v) {
+  return static_cast<float>(static_cast<T>(v));
+}
+
+template <class T, class B, int N, bool kDrop>
 __global__ void __launch_bounds__(kThreads)
     gelu_bias_forward_kernel(const T* __restrict__ x, const B* __restrict__ bias, T* __restrict__ y,
-                             int64_t num_packs, uint32_t per_row) {
+                             int64_t num_packs, uint32_t per_row, GeluDropout dropout) {
   const int64_t first = static_cast<int64_t>(blockIdx.x) * (kThreads * kForwardPacks);
   const pack::RowWalk walk(first, per_row);
   pack::Raw<T, N> raw[kForwardPacks];
@@ -39,14 +62,18 @@ __global__ void __launch_bounds__(kThreads)
     const uint32_t offset = k * kThreads + threadIdx.x;
     const int64_t flat = first + offset;
     if (flat >= num_packs) break;
+    const auto [row, run] = walk.at(offset);
     float v[N];
     float b[N];
+    float m[N];
+    if constexpr (kDrop) draw<N>(dropout, row, per_row, run, m);
     pack::expand(raw[k], v);
-    pack::load<N>(bias + static_cast<int64_t>(walk.at(offset).pack) * N, b);
+    pack::load<N>(bias + static_cast<int64_t>(run) * N, b);
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       const float shifted = v[i] + b[i];
       v[i] = shifted * gelu_gate(shifted);
+      if constexpr (kDrop) v[i] = rounded<T>(v[i]) * m[i];
     }
     pack::store<N>(y + flat * N, v);
   }
@@ -64,12 +91,22 @@ __device__ __forceinline__ void backward_run(float (&x)[N], const float (&g)[N],
   }
 }
 
-template <class T, class B, int N>
-__global__ void __launch_bounds__(kThreads, 4)
+/// g <- gradient in front of the dropout.
+template <class T, int N>
+__device__ __forceinline__ void drop_gradient(const GeluDropout& d, int64_t row, int64_t width,
+                                              int64_t column, float (&g)[N]) {
+  float m[N];
+  draw<N>(d, row, static_cast<uint32_t>(width / N), static_cast<uint32_t>(column / N), m);
+#pragma unroll
+  for (int i = 0; i < N; ++i) g[i] = rounded<T>(g[i] * m[i]);
+}
+
+template <class T, class B, int N, bool kDrop>
+__global__ void __launch_bounds__(kThreads, kDrop && sizeof(T) == 4 ? 3 : 4)
     gelu_bias_backward_kernel(const T* __restrict__ dy, const T* __restrict__ x,
                               const B* __restrict__ bias, T* __restrict__ dx,
                               float* __restrict__ partial, int64_t num_rows, int64_t width,
-                              int64_t rows_per_group) {
+                              int64_t rows_per_group, GeluDropout dropout) {
   __shared__ float sums[kRowLanes][N * kRunStride];
   const int64_t tile = static_cast<int64_t>(blockIdx.x) * (kLanes * N);
   const int64_t column = tile + threadIdx.x * N;
@@ -89,6 +126,10 @@ __global__ void __launch_bounds__(kThreads, 4)
       pack::load<N>(dy + at0, g0);
       pack::load<N>(x + at1, x1);
       pack::load<N>(dy + at1, g1);
+      if constexpr (kDrop) {
+        drop_gradient<T>(dropout, row, width, column, g0);
+        drop_gradient<T>(dropout, row + kRowLanes, width, column, g1);
+      }
       backward_run<N>(x0, g0, b, sum);
       pack::store<N>(dx + at0, x0);
       backward_run<N>(x1, g1, b, sum);
@@ -99,6 +140,7 @@ __global__ void __launch_bounds__(kThreads, 4)
       float x0[N], g0[N];
       pack::load<N>(x + at, x0);
       pack::load<N>(dy + at, g0);
+      if constexpr (kDrop) drop_gradient<T>(dropout, row, width, column, g0);
       backward_run<N>(x0, g0, b, sum);
       pack::store<N>(dx + at, x0);
     }
@@ -141,10 +183,11 @@ template <class T, class B, int N>
 cudaError_t forward(const GeluBiasArgs& a, cudaStream_t stream) {
   const int64_t per_row = a.width / N;
   const int64_t num_packs = a.num_rows * per_row;
-  gelu_bias_forward_kernel<T, B, N>
-      <<<static_cast<unsigned>(pack::ceil_div(num_packs, kThreads * kForwardPacks)), kThreads, 0,
-         stream>>>(static_cast<const T*>(a.x), static_cast<const B*>(a.bias), static_cast<T*>(a.y),
-                   num_packs, static_cast<uint32_t>(per_row));
+  const auto kernel = a.dropout.keys != nullptr ? gelu_bias_forward_kernel<T, B, N, true>
+                                                : gelu_bias_forward_kernel<T, B, N, false>;
+  kernel<<<static_cast<unsigned>(pack::ceil_div(num_packs, kThreads * kForwardPacks)), kThreads, 0,
+           stream>>>(static_cast<const T*>(a.x), static_cast<const B*>(a.bias),
+                     static_cast<T*>(a.y), num_packs, static_cast<uint32_t>(per_row), a.dropout);
   return cudaGetLastError();
 }
 
@@ -161,9 +204,12 @@ cudaError_t backward(const GeluBiasBackwardArgs& a, cudaStream_t stream) {
   if (groups > 0) {
     const dim3 grid(static_cast<unsigned>(pack::ceil_div(a.width, kLanes * N)),
                     static_cast<unsigned>(groups));
-    gelu_bias_backward_kernel<T, B, N><<<grid, block, 0, stream>>>(
-        static_cast<const T*>(a.dy), static_cast<const T*>(a.x), static_cast<const B*>(a.bias),
-        static_cast<T*>(a.dx), a.partial, a.num_rows, a.width, pack::ceil_div(a.num_rows, groups));
+    const auto kernel = a.dropout.keys != nullptr ? gelu_bias_backward_kernel<T, B, N, true>
+                                                  : gelu_bias_backward_kernel<T, B, N, false>;
+    kernel<<<grid, block, 0, stream>>>(static_cast<const T*>(a.dy), static_cast<const T*>(a.x),
+                                       static_cast<const B*>(a.bias), static_cast<T*>(a.dx),
+                                       a.partial, a.num_rows, a.width,
+                                       pack::ceil_div(a.num_rows, groups), a.dropout);
     const cudaError_t status = cudaGetLastError();
     if (status != cudaSuccess) return status;
   }
@@ -180,8 +226,12 @@ cudaError_t backward_any(const GeluBiasBackwardArgs& a, cudaStream_t stream) {
   return wide ? backward<T, B, pack::kWide>(a, stream) : backward<T, B, 1>(a, stream);
 }
 
-bool too_wide(int64_t width) {
-  return width > std::numeric_limits<int32_t>::max();
+bool too_large(int64_t num_rows, int64_t width, const GeluDropout& dropout) {
+  if (width > std::numeric_limits<int32_t>::max()) return true;
+  // Rows, and runs of a sample, are counted in 32 bits.
+  constexpr int64_t kMaxSample = int64_t{1} << 33, kMaxRows = std::numeric_limits<uint32_t>::max();
+  return dropout.keys != nullptr &&
+         (num_rows > kMaxRows || dropout.rows_per_sample > kMaxSample / width);
 }
 
 }  // namespace
@@ -197,7 +247,7 @@ int64_t gelu_bias_num_partials(int64_t num_rows, int64_t width) {
 
 cudaError_t gelu_bias_forward(const GeluBiasArgs& a, cudaStream_t stream) {
   if (a.num_rows == 0 || a.width == 0) return cudaSuccess;
-  if (too_wide(a.width)) return cudaErrorInvalidValue;
+  if (too_large(a.num_rows, a.width, a.dropout)) return cudaErrorInvalidValue;
   using bf16 = __nv_bfloat16;
   const bool bias_fp32 = a.bias_element == ElementType::kFloat32;
   if (a.element == ElementType::kFloat32) {
@@ -208,7 +258,7 @@ cudaError_t gelu_bias_forward(const GeluBiasArgs& a, cudaStream_t stream) {
 
 cudaError_t gelu_bias_backward(const GeluBiasBackwardArgs& a, cudaStream_t stream) {
   if (a.width == 0) return cudaSuccess;
-  if (too_wide(a.width)) return cudaErrorInvalidValue;
+  if (too_large(a.num_rows, a.width, a.dropout)) return cudaErrorInvalidValue;
   using bf16 = __nv_bfloat16;
   const bool bias_fp32 = a.bias_element == ElementType::kFloat32;
   if (a.element == ElementType::kFloat32) {

@@ -6,35 +6,14 @@
 #include <limits>
 
 #include "kernels/activation/pack.cuh"
-#include "kernels/random/dropout.h"
-#include "kernels/random/philox.cuh"
+#include "kernels/random/dropout.cuh"
 
 namespace longship::kernels {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kRun = pack::kWide;
-constexpr int kWords = 4;  // of a Philox block
-
-/// The multipliers of run `run` of a sample.
-__device__ __forceinline__ void draw(const DropoutArgs& a, int64_t key, uint32_t run,
-                                     float (&m)[kRun]) {
-  const uint2 halves = make_uint2(static_cast<uint32_t>(key),
-                                  static_cast<uint32_t>(static_cast<uint64_t>(key) >> 32));
-#pragma unroll
-  for (int part = 0; part < kRun / kWords; ++part) {
-    const uint64_t block = uint64_t{run} * (kRun / kWords) + part;
-    const uint4 words =
-        philox4x32(make_uint4(static_cast<uint32_t>(block), static_cast<uint32_t>(block >> 32),
-                              a.site, a.purpose),
-                   halves);
-    float* out = m + part * kWords;
-    out[0] = words.x < a.threshold ? 0.0f : a.multiplier;
-    out[1] = words.y < a.threshold ? 0.0f : a.multiplier;
-    out[2] = words.z < a.threshold ? 0.0f : a.multiplier;
-    out[3] = words.w < a.threshold ? 0.0f : a.multiplier;
-  }
-}
+constexpr int kRun = kDropoutRun;
+static_assert(kRun == pack::kWide);
 
 /// kScale: there is an x. kAligned: every run is whole and begins at a multiple of 16 bytes.
 template <class T, bool kScale, bool kAligned>
@@ -53,7 +32,7 @@ __global__ void __launch_bounds__(kThreads)
     pack::Raw<T, kRun> raw;
     if constexpr (kScale)
       raw = pack::fetch<kRun>(x + place);  // on its way while the words are drawn
-    draw(a, a.keys[sample], run, m);
+    dropout_run(a.site, a.keys[sample], run, m);
     if constexpr (kScale) {
       float v[kRun];
       pack::expand(raw, v);
@@ -62,7 +41,7 @@ __global__ void __launch_bounds__(kThreads)
     }
     pack::store<kRun>(y + place, m);
   } else {
-    draw(a, a.keys[sample], run, m);
+    dropout_run(a.site, a.keys[sample], run, m);
 #pragma unroll
     for (int i = 0; i < kRun; ++i) {
       if (begin + i >= a.sample_size) break;

@@ -2,7 +2,7 @@
 // RMS normalisation with per-group scale and shift, alone or after a gated residual addition:
 //   x     = h + branch * gate[g], rounded to the element type   (without branch: x is given)
 //   rstd  = 1 / sqrt(mean(x^2) + eps)
-//   y     = x * rstd * (1 + scale[g]) + shift[g]
+//   y     = x * rstd * (offset + scale[g]) + shift[g]
 // Everything in fp32; y rounded to the element type. Host API of the CUDA kernels; plain pointers,
 // no tensor library.
 
@@ -30,10 +30,11 @@ struct RmsNormArgs {
   int64_t num_groups = 1;
   int64_t width = 0;
   float eps = 1e-6f;
+  float offset = 1.0f;  // 0 where scale is the whole factor
   ElementType element = ElementType::kFloat32;
 };
 
-/// Gradients of the above, with x_hat = x * rstd and d = dy * (1 + scale[g]):
+/// Gradients of the above, with x_hat = x * rstd and d = dy * (offset + scale[g]):
 ///   dh      = dh_out + rstd * (d - x_hat * mean(d * x_hat))
 ///   dbranch = dh * gate[g],  dgate[g] = sum of dh * branch
 ///   dscale[g] = sum of dy * x_hat,  dshift[g] = sum of dy      over the rows of the group
@@ -55,6 +56,7 @@ struct RmsNormBackwardArgs {
   int64_t num_rows = 0;
   int64_t num_groups = 1;
   int64_t width = 0;
+  float offset = 1.0f;
   ElementType element = ElementType::kFloat32;
 };
 

@@ -60,10 +60,12 @@ __global__ void __launch_bounds__(kMaxRowThreads, kShift || sizeof(T) == 4 ? 1 :
   const TeamRows rows = team_rows(plan);
   const int column = threadIdx.x * kN;
   const bool active = owns_columns(plan);
-  float gate[kN], scale[kN];
+  float gate[kN], factor[kN];
   if (active) {
     load_param(a.gate, rows.group, column, 1.0f, gate);
-    load_param(a.scale, rows.group, column, 0.0f, scale);
+    load_param(a.scale, rows.group, column, 0.0f, factor);
+#pragma unroll
+    for (int i = 0; i < kN; ++i) factor[i] += a.offset;
   }
   float gate_sum[kN] = {}, scale_sum[kN] = {}, shift_sum[kN] = {};
   const uint32_t step = static_cast<uint32_t>(rows.step);
@@ -83,7 +85,7 @@ __global__ void __launch_bounds__(kMaxRowThreads, kShift || sizeof(T) == 4 ? 1 :
         x_hat[i] *= in.rstd;
         scale_sum[i] += dy[i] * x_hat[i];
         if constexpr (kShift) shift_sum[i] += dy[i];
-        dy[i] *= 1.0f + scale[i];
+        dy[i] *= factor[i];
         sum[0] += dy[i] * x_hat[i];
       }
     }
@@ -132,7 +134,7 @@ __global__ void __launch_bounds__(kAnyThreads)
     const float r = a.rstd[row];
     float sum = 0.0f;
     for (int64_t i = threadIdx.x; i < a.width; i += kAnyThreads) {
-      const float d = to_float(dy[i]) * (1.0f + param_at(a.scale, rows.group, i, 0.0f));
+      const float d = to_float(dy[i]) * (a.offset + param_at(a.scale, rows.group, i, 0.0f));
       sum += d * (to_float(x[i]) * r);
     }
     const float mean = block_sum(sum, shared) * plan.inverse_width;
@@ -143,7 +145,7 @@ __global__ void __launch_bounds__(kAnyThreads)
     for (int64_t i = threadIdx.x; i < a.width; i += kAnyThreads) {
       const float dy_i = to_float(dy[i]);
       const float x_hat = to_float(x[i]) * r;
-      const float d = dy_i * (1.0f + param_at(a.scale, rows.group, i, 0.0f));
+      const float d = dy_i * (a.offset + param_at(a.scale, rows.group, i, 0.0f));
       float dh = r * (d - x_hat * mean);
       if (a.dh_out != nullptr) dh += to_float(static_cast<const T*>(a.dh_out)[base + i]);
       static_cast<T*>(a.dh)[base + i] = from_float<T>(dh);

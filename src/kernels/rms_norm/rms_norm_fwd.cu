@@ -41,10 +41,12 @@ __global__ void __launch_bounds__(kMaxRowThreads, 2)
   const TeamRows rows = team_rows(plan);
   const int column = threadIdx.x * kN;
   const bool active = owns_columns(plan);
-  float gate[kN], scale[kN], shift[kN];
+  float gate[kN], factor[kN], shift[kN];
   if (active) {
     load_param(a.gate, rows.group, column, 1.0f, gate);
-    load_param(a.scale, rows.group, column, 0.0f, scale);
+    load_param(a.scale, rows.group, column, 0.0f, factor);
+#pragma unroll
+    for (int i = 0; i < kN; ++i) factor[i] += a.offset;
     load_param(a.shift, rows.group, column, 0.0f, shift);
   }
   const uint32_t step = static_cast<uint32_t>(rows.step);
@@ -73,7 +75,7 @@ __global__ void __launch_bounds__(kMaxRowThreads, 2)
     if (threadIdx.x == 0) a.rstd[row] = r;
     if (active) {
 #pragma unroll
-      for (int i = 0; i < kN; ++i) x[i] = x[i] * r * (1.0f + scale[i]) + shift[i];
+      for (int i = 0; i < kN; ++i) x[i] = x[i] * r * factor[i] + shift[i];
       store_at<T>(a.y, at, x);
     }
   }
@@ -105,7 +107,7 @@ __global__ void __launch_bounds__(kBlockThreads)
     // Each thread rereads the columns that it wrote itself.
     const T* x_row = kAdd ? static_cast<const T*>(a.h_out) + row * a.width : h;
     for (int64_t i = threadIdx.x; i < a.width; i += kBlockThreads) {
-      const float y = to_float(x_row[i]) * r * (1.0f + param_at(a.scale, rows.group, i, 0.0f)) +
+      const float y = to_float(x_row[i]) * r * (a.offset + param_at(a.scale, rows.group, i, 0.0f)) +
                       param_at(a.shift, rows.group, i, 0.0f);
       static_cast<T*>(a.y)[row * a.width + i] = from_float<T>(y);
     }

@@ -1,4 +1,4 @@
-// Autograd of geglu and gelu_bias. Saved for backward: gate_up; x and bias.
+// Autograd of geglu, swiglu and gelu_bias. Saved for backward: gate_up; gate_up; x and bias.
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
@@ -8,6 +8,7 @@
 #include "ops/geglu.h"
 #include "ops/gelu_bias.h"
 #include "ops/handle.h"
+#include "ops/swiglu.h"
 #include "ops/tensor_check.h"
 
 namespace longship::ops {
@@ -19,6 +20,11 @@ using TensorPair = std::tuple<at::Tensor, at::Tensor>;
 
 at::Tensor call_geglu(const at::Tensor& gate_up) {
   static const auto op = typed_op<at::Tensor(const at::Tensor&)>("longship::geglu");
+  return op.call(gate_up);
+}
+
+at::Tensor call_swiglu(const at::Tensor& gate_up) {
+  static const auto op = typed_op<at::Tensor(const at::Tensor&)>("longship::swiglu");
   return op.call(gate_up);
 }
 
@@ -50,6 +56,20 @@ class GegluFunction : public torch::autograd::Function<GegluFunction> {
   }
 };
 
+class SwigluFunction : public torch::autograd::Function<SwigluFunction> {
+ public:
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& gate_up) {
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    context->save_for_backward({gate_up});
+    return call_swiglu(gate_up);
+  }
+
+  static tensor_list backward(AutogradContext* context, const tensor_list& gradients) {
+    check_first_derivative("swiglu");
+    return {swiglu_backward(gradients[0].contiguous(), context->get_saved_variables()[0])};
+  }
+};
+
 class GeluBiasFunction : public torch::autograd::Function<GeluBiasFunction> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& bias) {
@@ -77,6 +97,10 @@ TensorPair geglu_backward_recompute_autograd(const at::Tensor& dy, const at::Ten
   return geglu_backward_recompute(dy, gate_up);
 }
 
+at::Tensor swiglu_autograd(const at::Tensor& gate_up) {
+  return SwigluFunction::apply(gate_up);
+}
+
 at::Tensor gelu_bias_autograd(const at::Tensor& x, const at::Tensor& bias) {
   return GeluBiasFunction::apply(x, bias);
 }
@@ -84,6 +108,7 @@ at::Tensor gelu_bias_autograd(const at::Tensor& x, const at::Tensor& bias) {
 TORCH_LIBRARY_IMPL(longship, Autograd, m) {
   m.impl("geglu", geglu_autograd);
   m.impl("geglu_backward_recompute", geglu_backward_recompute_autograd);
+  m.impl("swiglu", swiglu_autograd);
   m.impl("gelu_bias", gelu_bias_autograd);
 }
 
@@ -103,6 +128,16 @@ std::tuple<at::Tensor, at::Tensor> geglu_backward_recompute(const at::Tensor& dy
                                                             const at::Tensor& gate_up) {
   static const auto op = typed_op<TensorPair(const at::Tensor&, const at::Tensor&)>(
       "longship::geglu_backward_recompute");
+  return op.call(dy.contiguous(), gate_up.contiguous());
+}
+
+at::Tensor swiglu(const at::Tensor& gate_up) {
+  return call_swiglu(gate_up.contiguous());
+}
+
+at::Tensor swiglu_backward(const at::Tensor& dy, const at::Tensor& gate_up) {
+  static const auto op =
+      typed_op<at::Tensor(const at::Tensor&, const at::Tensor&)>("longship::swiglu_backward");
   return op.call(dy.contiguous(), gate_up.contiguous());
 }
 

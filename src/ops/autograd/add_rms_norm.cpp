@@ -28,22 +28,22 @@ Tensor contiguous(const Tensor& gradient) {
 }
 
 NormResult call_norm(const Tensor& h, const Tensor& branch, const OptionalTensor& gate,
-                     const Tensor& scale, const OptionalTensor& shift, double eps) {
+                     const Tensor& scale, const OptionalTensor& shift, double eps, double offset) {
   static const auto op =
       typed_op<NormResult(const Tensor&, const Tensor&, const OptionalTensor&, const Tensor&,
-                          const OptionalTensor&, double)>("longship::add_rms_norm");
-  return op.call(h, branch, gate, scale, shift, eps);
+                          const OptionalTensor&, double, double)>("longship::add_rms_norm");
+  return op.call(h, branch, gate, scale, shift, eps, offset);
 }
 
 NormGradients call_norm_backward(const OptionalTensor& dh_out, const Tensor& dy,
                                  const Tensor& h_out, const Tensor& rstd,
                                  const OptionalTensor& branch, const OptionalTensor& gate,
-                                 const Tensor& scale, const OptionalTensor& shift) {
+                                 const Tensor& scale, const OptionalTensor& shift, double offset) {
   static const auto op =
       typed_op<NormGradients(const OptionalTensor&, const Tensor&, const Tensor&, const Tensor&,
                              const OptionalTensor&, const OptionalTensor&, const Tensor&,
-                             const OptionalTensor&)>("longship::add_rms_norm_backward");
-  return op.call(dh_out, dy, h_out, rstd, branch, gate, scale, shift);
+                             const OptionalTensor&, double)>("longship::add_rms_norm_backward");
+  return op.call(dh_out, dy, h_out, rstd, branch, gate, scale, shift, offset);
 }
 
 Tensor call_gate(const Tensor& h, const Tensor& branch, const OptionalTensor& gate) {
@@ -73,11 +73,12 @@ class AddRmsNormFunction : public torch::autograd::Function<AddRmsNormFunction> 
  public:
   static tensor_list forward(AutogradContext* context, const Tensor& h, const Tensor& branch,
                              const OptionalTensor& gate, const Tensor& scale,
-                             const OptionalTensor& shift, double eps) {
+                             const OptionalTensor& shift, double eps, double offset) {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    auto [h_out, y, rstd] = call_norm(h, branch, gate, scale, shift, eps);
+    auto [h_out, y, rstd] = call_norm(h, branch, gate, scale, shift, eps, offset);
     context->save_for_backward({h_out, rstd, gate.has_value() ? branch : Tensor(),
                                 gate.value_or(Tensor()), scale, shift.value_or(Tensor())});
+    context->saved_data["offset"] = offset;
     context->set_materialize_grads(false);
     context->mark_non_differentiable({rstd});
     return {h_out, y, rstd};
@@ -85,7 +86,7 @@ class AddRmsNormFunction : public torch::autograd::Function<AddRmsNormFunction> 
 
   static tensor_list backward(AutogradContext* context, tensor_list gradients) {
     check_first_derivative("add_rms_norm");
-    tensor_list result(6);
+    tensor_list result(7);
     const Tensor dh_out = contiguous(gradients[0]);
     const Tensor dy = contiguous(gradients[1]);
     if (!dh_out.defined() && !dy.defined()) return result;
@@ -96,9 +97,9 @@ class AddRmsNormFunction : public torch::autograd::Function<AddRmsNormFunction> 
       addition_gradients(dh_out, branch, gate, result);
       return result;
     }
-    auto [dh, dbranch, dgate, dscale, dshift] =
-        call_norm_backward(optional(dh_out), dy, saved[0], saved[1], optional(branch),
-                           optional(gate), saved[4], optional(saved[5]));
+    auto [dh, dbranch, dgate, dscale, dshift] = call_norm_backward(
+        optional(dh_out), dy, saved[0], saved[1], optional(branch), optional(gate), saved[4],
+        optional(saved[5]), context->saved_data["offset"].toDouble());
     result[0] = dh;
     result[1] = gate.defined() ? dbranch : dh;
     if (gate.defined()) result[2] = dgate;
@@ -130,8 +131,9 @@ class AddGateFunction : public torch::autograd::Function<AddGateFunction> {
 };
 
 NormResult add_rms_norm_autograd(const Tensor& h, const Tensor& branch, const OptionalTensor& gate,
-                                 const Tensor& scale, const OptionalTensor& shift, double eps) {
-  auto result = AddRmsNormFunction::apply(h, branch, gate, scale, shift, eps);
+                                 const Tensor& scale, const OptionalTensor& shift, double eps,
+                                 double offset) {
+  auto result = AddRmsNormFunction::apply(h, branch, gate, scale, shift, eps, offset);
   return {result[0], result[1], result[2]};
 }
 
@@ -148,8 +150,9 @@ TORCH_LIBRARY_IMPL(longship, Autograd, m) {
 
 std::pair<Tensor, Tensor> add_rms_norm(const Tensor& h, const Tensor& branch,
                                        const OptionalTensor& gate, const Tensor& scale,
-                                       const OptionalTensor& shift, double eps) {
-  auto [h_out, y, rstd] = call_norm(h.contiguous(), branch.contiguous(), gate, scale, shift, eps);
+                                       const OptionalTensor& shift, double eps, double offset) {
+  auto [h_out, y, rstd] =
+      call_norm(h.contiguous(), branch.contiguous(), gate, scale, shift, eps, offset);
   return {h_out, y};
 }
 

@@ -1,5 +1,5 @@
-// CPU implementations of geglu and gelu_bias: the oracles of the CUDA kernels, written as the
-// formulas stand.
+// CPU implementations of geglu, swiglu and gelu_bias: the oracles of the CUDA kernels, written as
+// the formulas stand.
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -20,24 +20,35 @@ constexpr Acc kSqrt2OverPi = Acc(0.7978845608028654);
 template <class Acc>
 constexpr Acc kCubic = Acc(0.044715);
 
+/// f(x) and f'(x).
 template <class Acc>
-struct Gelu {
+struct Activated {
   Acc value;
   Acc slope;
 };
 
 template <class Acc>
-Gelu<Acc> gelu(Acc x) {
+Activated<Acc> gelu(Acc x) {
   const Acc t = std::tanh(kSqrt2OverPi<Acc> * (x + kCubic<Acc> * x * x * x));
   const Acc inner = kSqrt2OverPi<Acc> * (Acc(1) + Acc(3) * kCubic<Acc> * x * x);
   return {Acc(0.5) * x * (Acc(1) + t),
           Acc(0.5) * (Acc(1) + t) + Acc(0.5) * x * (Acc(1) - t * t) * inner};
 }
 
-at::Tensor geglu_cpu(const at::Tensor& gate_up) {
-  const ActivationShape shape = check_geglu(gate_up);
+template <class Acc>
+Activated<Acc> silu(Acc x) {
+  const Acc s = Acc(1) / (Acc(1) + std::exp(-x));
+  return {x * s, s * (Acc(1) + x * (Acc(1) - s))};
+}
+
+constexpr auto kGelu = [](auto x) { return gelu(x); };
+constexpr auto kSilu = [](auto x) { return silu(x); };
+
+template <class Activation>
+at::Tensor gated(const char* op, const at::Tensor& gate_up, Activation activation) {
+  const ActivationShape shape = check_gated(op, gate_up);
   at::Tensor y = at::empty(shape.out_sizes, gate_up.options());
-  dispatch_float("geglu", gate_up.scalar_type(), [&]<class T, class Acc>(T, Acc) {
+  dispatch_float(op, gate_up.scalar_type(), [&]<class T, class Acc>(T, Acc) {
     const T* in = gate_up.const_data_ptr<T>();
     T* out = y.mutable_data_ptr<T>();
     const int64_t width = shape.width;
@@ -45,7 +56,7 @@ at::Tensor geglu_cpu(const at::Tensor& gate_up) {
       for (int64_t row = begin; row < end; ++row) {
         const T* gate = in + row * 2 * width;
         for (int64_t i = 0; i < width; ++i) {
-          out[row * width + i] = static_cast<T>(gelu(static_cast<Acc>(gate[i])).value *
+          out[row * width + i] = static_cast<T>(activation(static_cast<Acc>(gate[i])).value *
                                                 static_cast<Acc>(gate[width + i]));
         }
       }
@@ -55,10 +66,11 @@ at::Tensor geglu_cpu(const at::Tensor& gate_up) {
 }
 
 /// Writes d_gate_up, and y unless it is undefined.
-void geglu_gradient(const at::Tensor& dy, const at::Tensor& gate_up, at::Tensor& d_gate_up,
-                    at::Tensor& y) {
-  const ActivationShape shape = check_geglu_backward(dy, gate_up);
-  dispatch_float("geglu_backward", gate_up.scalar_type(), [&]<class T, class Acc>(T, Acc) {
+template <class Activation>
+void gated_gradient(const char* op, const at::Tensor& dy, const at::Tensor& gate_up,
+                    Activation activation, at::Tensor& d_gate_up, at::Tensor& y) {
+  const ActivationShape shape = check_gated_backward(op, dy, gate_up);
+  dispatch_float(op, gate_up.scalar_type(), [&]<class T, class Acc>(T, Acc) {
     const T* in = gate_up.const_data_ptr<T>();
     const T* g = dy.const_data_ptr<T>();
     T* d = d_gate_up.mutable_data_ptr<T>();
@@ -68,7 +80,7 @@ void geglu_gradient(const at::Tensor& dy, const at::Tensor& gate_up, at::Tensor&
       for (int64_t row = begin; row < end; ++row) {
         for (int64_t i = 0; i < width; ++i) {
           const int64_t at = row * 2 * width + i;
-          const Gelu<Acc> activated = gelu(static_cast<Acc>(in[at]));
+          const Activated<Acc> activated = activation(static_cast<Acc>(in[at]));
           const Acc up = static_cast<Acc>(in[at + width]);
           const Acc gradient = static_cast<Acc>(g[row * width + i]);
           d[at] = static_cast<T>(gradient * up * activated.slope);
@@ -80,10 +92,14 @@ void geglu_gradient(const at::Tensor& dy, const at::Tensor& gate_up, at::Tensor&
   });
 }
 
+at::Tensor geglu_cpu(const at::Tensor& gate_up) {
+  return gated("geglu", gate_up, kGelu);
+}
+
 at::Tensor geglu_backward_cpu(const at::Tensor& dy, const at::Tensor& gate_up) {
   at::Tensor d_gate_up = at::empty_like(gate_up);
   at::Tensor no_y;
-  geglu_gradient(dy, gate_up, d_gate_up, no_y);
+  gated_gradient("geglu_backward", dy, gate_up, kGelu, d_gate_up, no_y);
   return d_gate_up;
 }
 
@@ -91,8 +107,19 @@ std::tuple<at::Tensor, at::Tensor> geglu_backward_recompute_cpu(const at::Tensor
                                                                 const at::Tensor& gate_up) {
   at::Tensor d_gate_up = at::empty_like(gate_up);
   at::Tensor y = at::empty_like(dy);
-  geglu_gradient(dy, gate_up, d_gate_up, y);
+  gated_gradient("geglu_backward", dy, gate_up, kGelu, d_gate_up, y);
   return {d_gate_up, y};
+}
+
+at::Tensor swiglu_cpu(const at::Tensor& gate_up) {
+  return gated("swiglu", gate_up, kSilu);
+}
+
+at::Tensor swiglu_backward_cpu(const at::Tensor& dy, const at::Tensor& gate_up) {
+  at::Tensor d_gate_up = at::empty_like(gate_up);
+  at::Tensor no_y;
+  gated_gradient("swiglu_backward", dy, gate_up, kSilu, d_gate_up, no_y);
+  return d_gate_up;
 }
 
 at::Tensor gelu_bias_cpu(const at::Tensor& x, const at::Tensor& bias) {
@@ -150,6 +177,8 @@ TORCH_LIBRARY_IMPL(longship, CPU, m) {
   m.impl("geglu", geglu_cpu);
   m.impl("geglu_backward", geglu_backward_cpu);
   m.impl("geglu_backward_recompute", geglu_backward_recompute_cpu);
+  m.impl("swiglu", swiglu_cpu);
+  m.impl("swiglu_backward", swiglu_backward_cpu);
   m.impl("gelu_bias", gelu_bias_cpu);
   m.impl("gelu_bias_backward", gelu_bias_backward_cpu);
 }

@@ -5,9 +5,9 @@
 #include <ATen/ops/empty_like.h>
 #include <torch/library.h>
 
-#include <cmath>
 #include <tuple>
 
+#include "ops/cpu/layer_norm_rows.h"
 #include "ops/cpu/norm_rows.h"
 
 namespace longship::ops {
@@ -20,28 +20,6 @@ using Tensor = at::Tensor;
 using OptionalTensor = std::optional<at::Tensor>;
 
 constexpr int64_t kGrain = 16;
-
-template <class T, class Acc>
-void normalise_row(const T* in, const Acc* weight, const Acc* bias, double eps, T* out, Acc& mean,
-                   Acc& rstd, int64_t width) {
-  Acc sum = 0;
-#pragma omp simd reduction(+ : sum)
-  for (int64_t i = 0; i < width; ++i) sum += static_cast<Acc>(in[i]);
-  const Acc m = sum / static_cast<Acc>(width);
-  Acc squares = 0;
-#pragma omp simd reduction(+ : squares)
-  for (int64_t i = 0; i < width; ++i) {
-    const Acc d = static_cast<Acc>(in[i]) - m;
-    squares += d * d;
-  }
-  const Acc r = Acc(1) / std::sqrt(squares / static_cast<Acc>(width) + static_cast<Acc>(eps));
-#pragma omp simd
-  for (int64_t i = 0; i < width; ++i) {
-    out[i] = static_cast<T>((static_cast<Acc>(in[i]) - m) * r * weight[i] + bias[i]);
-  }
-  mean = m;
-  rstd = r;
-}
 
 struct Result {
   Tensor h_out, y, mean, rstd;
@@ -73,49 +51,11 @@ Result forward(const GroupedRows& rows, const Tensor& h, const OptionalTensor& b
         }
         x = x_data + at;
       }
-      normalise_row<T, Acc>(x, weight_rows.row(0), bias_rows.row(0), eps, y_data + at,
-                            mean_data[row], rstd_data[row], width);
+      cpu::normalise_row(x, weight_rows.row(0), bias_rows.row(0), eps, y_data + at, mean_data[row],
+                         rstd_data[row], width);
     }
   });
   return result;
-}
-
-/// Pointers of the backward pass; those of absent arguments are null.
-template <class T, class Acc>
-struct BackwardData {
-  const T *dh_out, *dy, *x;
-  const Acc *mean, *rstd, *weight;
-  T* dh;
-};
-
-/// Gradients of one row; its contributions are added to the sums.
-template <class T, class Acc>
-void backward_row(const BackwardData<T, Acc>& data, int64_t row, int64_t width, Acc* dweight,
-                  Acc* dbias) {
-  const int64_t at = row * width;
-  const T* dy = data.dy + at;
-  const T* x = data.x + at;
-  const Acc m = data.mean[row];
-  const Acc r = data.rstd[row];
-  Acc sum_d = 0;
-  Acc sum_dx = 0;
-#pragma omp simd reduction(+ : sum_d, sum_dx)
-  for (int64_t i = 0; i < width; ++i) {
-    const Acc g = static_cast<Acc>(dy[i]);
-    const Acc x_hat = (static_cast<Acc>(x[i]) - m) * r;
-    dweight[i] += g * x_hat;
-    dbias[i] += g;
-    sum_d += g * data.weight[i];
-    sum_dx += g * data.weight[i] * x_hat;
-  }
-  const Acc mean_d = sum_d / static_cast<Acc>(width);
-  const Acc mean_dx = sum_dx / static_cast<Acc>(width);
-  for (int64_t i = 0; i < width; ++i) {
-    const Acc x_hat = (static_cast<Acc>(x[i]) - m) * r;
-    Acc v = r * (static_cast<Acc>(dy[i]) * data.weight[i] - mean_d - x_hat * mean_dx);
-    if (data.dh_out != nullptr) v += static_cast<Acc>(data.dh_out[at + i]);
-    data.dh[at + i] = static_cast<T>(v);
-  }
 }
 
 struct Gradients {
@@ -129,20 +69,21 @@ Gradients backward(const GroupedRows& rows, const OptionalTensor& dh_out, const 
   Gradients result;
   result.dh = at::empty_like(x);
   const GroupRows<Acc> weight_rows(weight);
-  const BackwardData<T, Acc> data = {dh_out.has_value() ? dh_out->const_data_ptr<T>() : nullptr,
-                                     dy.const_data_ptr<T>(),
-                                     x.const_data_ptr<T>(),
-                                     mean.const_data_ptr<Acc>(),
-                                     rstd.const_data_ptr<Acc>(),
-                                     weight_rows.row(0),
-                                     result.dh.mutable_data_ptr<T>()};
+  const cpu::NormGradientData<T, T, Acc> data = {
+      dh_out.has_value() ? dh_out->const_data_ptr<T>() : nullptr,
+      dy.const_data_ptr<T>(),
+      x.const_data_ptr<T>(),
+      mean.const_data_ptr<Acc>(),
+      rstd.const_data_ptr<Acc>(),
+      result.dh.mutable_data_ptr<T>()};
   const RowChunks chunks(rows);
   ChunkSums<Acc> weight_sums(chunks, rows.width);
   ChunkSums<Acc> bias_sums(chunks, rows.width);
   at::parallel_for(0, chunks.num_chunks, 1, [&](int64_t begin, int64_t end) {
     for (int64_t chunk = begin; chunk < end; ++chunk) {
       for (int64_t row = chunks.begin(chunk); row < chunks.end(chunk); ++row) {
-        backward_row<T, Acc>(data, row, rows.width, weight_sums.row(chunk), bias_sums.row(chunk));
+        cpu::norm_gradient_row(data, row, rows.width, weight_rows.row(0), weight_sums.row(chunk),
+                               bias_sums.row(chunk));
       }
     }
   });

@@ -24,7 +24,7 @@ constexpr int64_t kGrain = 16;
 
 /// y and rstd of one row.
 template <class T, class Acc>
-Acc normalise_row(const T* in, const Acc* scale, const Acc* shift, double eps, T* out,
+Acc normalise_row(const T* in, const Acc* scale, const Acc* shift, double eps, Acc offset, T* out,
                   int64_t width) {
   Acc sum = 0;
 #pragma omp simd reduction(+ : sum)
@@ -33,11 +33,11 @@ Acc normalise_row(const T* in, const Acc* scale, const Acc* shift, double eps, T
   if (shift == nullptr) {
 #pragma omp simd
     for (int64_t i = 0; i < width; ++i)
-      out[i] = static_cast<T>(static_cast<Acc>(in[i]) * r * (Acc(1) + scale[i]));
+      out[i] = static_cast<T>(static_cast<Acc>(in[i]) * r * (offset + scale[i]));
   } else {
 #pragma omp simd
     for (int64_t i = 0; i < width; ++i) {
-      out[i] = static_cast<T>(static_cast<Acc>(in[i]) * r * (Acc(1) + scale[i]) + shift[i]);
+      out[i] = static_cast<T>(static_cast<Acc>(in[i]) * r * (offset + scale[i]) + shift[i]);
     }
   }
   return r;
@@ -61,7 +61,7 @@ void add_row(const T* h, const T* branch, const Acc* gate, T* out, int64_t width
 template <class T, class Acc>
 Tensor forward(const GroupedRows& rows, const Tensor& h, const OptionalTensor& branch,
                const OptionalTensor& gate, const Tensor& scale, const OptionalTensor& shift,
-               double eps, Tensor& h_out, Tensor& y) {
+               double eps, double offset, Tensor& h_out, Tensor& y) {
   const GroupRows<Acc> gate_rows(gate), scale_rows(scale), shift_rows(shift);
   const int64_t width = rows.width;
   Tensor rstd = at::empty({rows.num_rows}, h.options().dtype(acc_type<Acc>()));
@@ -80,7 +80,7 @@ Tensor forward(const GroupedRows& rows, const Tensor& h, const OptionalTensor& b
         x = x_data + at;
       }
       rstd_data[row] = normalise_row<T, Acc>(x, scale_rows.row(group), shift_rows.row(group), eps,
-                                             y_data + at, width);
+                                             static_cast<Acc>(offset), y_data + at, width);
     }
   });
   return rstd;
@@ -91,6 +91,7 @@ template <class T, class Acc>
 struct BackwardData {
   const T *dh_out, *dy, *x, *branch;
   const Acc* rstd;
+  Acc offset;
   T *dh, *dbranch;
 };
 
@@ -107,7 +108,7 @@ void backward_row(const BackwardData<T, Acc>& data, int64_t row, int64_t width, 
   for (int64_t i = 0; i < width; ++i) {
     const Acc product = static_cast<Acc>(dy[i]) * static_cast<Acc>(x[i]) * r;
     dscale[i] += product;
-    sum += product * (Acc(1) + scale[i]);
+    sum += product * (data.offset + scale[i]);
   }
   if (dshift != nullptr) {
 #pragma omp simd
@@ -115,7 +116,8 @@ void backward_row(const BackwardData<T, Acc>& data, int64_t row, int64_t width, 
   }
   const Acc mean = sum / static_cast<Acc>(width);
   const auto dh_at = [&](int64_t i) {
-    return r * (static_cast<Acc>(dy[i]) * (Acc(1) + scale[i]) - static_cast<Acc>(x[i]) * r * mean);
+    return r *
+           (static_cast<Acc>(dy[i]) * (data.offset + scale[i]) - static_cast<Acc>(x[i]) * r * mean);
   };
   T* dh = data.dh + at;
   if (data.dh_out == nullptr && gate == nullptr) {
@@ -139,7 +141,8 @@ struct Gradients {
 template <class T, class Acc>
 Gradients backward(const GroupedRows& rows, const OptionalTensor& dh_out, const Tensor& dy,
                    const Tensor& x, const Tensor& rstd, const OptionalTensor& branch,
-                   const OptionalTensor& gate, const Tensor& scale, const OptionalTensor& shift) {
+                   const OptionalTensor& gate, const Tensor& scale, const OptionalTensor& shift,
+                   double offset) {
   Gradients result;
   result.dh = at::empty_like(x);
   result.dbranch = gate.has_value() ? at::empty_like(x) : at::empty({0}, x.options());
@@ -149,6 +152,7 @@ Gradients backward(const GroupedRows& rows, const OptionalTensor& dh_out, const 
       x.const_data_ptr<T>(),
       gate.has_value() ? branch->const_data_ptr<T>() : nullptr,
       rstd.const_data_ptr<Acc>(),
+      static_cast<Acc>(offset),
       result.dh.mutable_data_ptr<T>(),
       result.dbranch.mutable_data_ptr<T>(),
   };
@@ -173,34 +177,36 @@ Gradients backward(const GroupedRows& rows, const OptionalTensor& dh_out, const 
 }
 
 std::tuple<Tensor, Tensor> rms_norm_cpu(const Tensor& x, const Tensor& scale,
-                                        const OptionalTensor& shift, double eps) {
+                                        const OptionalTensor& shift, double eps, double offset) {
   const GroupedRows rows = check_grouped_rows("rms_norm", x, {{"scale", scale}, {"shift", shift}});
   Tensor y = at::empty_like(x);
   Tensor none, rstd;
   dispatch_float("rms_norm", x.scalar_type(), [&](auto element, auto acc) {
     rstd = forward<decltype(element), decltype(acc)>(rows, x, std::nullopt, std::nullopt, scale,
-                                                     shift, eps, none, y);
+                                                     shift, eps, offset, none, y);
   });
   return {y, rstd};
 }
 
 std::tuple<Tensor, Tensor, Tensor> rms_norm_backward_cpu(const Tensor& dy, const Tensor& x,
                                                          const Tensor& scale, const Tensor& rstd,
-                                                         const OptionalTensor& shift) {
+                                                         const OptionalTensor& shift,
+                                                         double offset) {
   const GroupedRows rows =
       check_grouped_rows("rms_norm_backward", x, {{"scale", scale}, {"shift", shift}});
   check_like("rms_norm_backward", "dy", dy, x);
   Gradients g;
   dispatch_float("rms_norm_backward", x.scalar_type(), [&](auto element, auto acc) {
     g = backward<decltype(element), decltype(acc)>(rows, std::nullopt, dy, x, rstd, std::nullopt,
-                                                   std::nullopt, scale, shift);
+                                                   std::nullopt, scale, shift, offset);
   });
   return {g.dh, g.dscale, g.dshift};
 }
 
 std::tuple<Tensor, Tensor, Tensor> add_rms_norm_cpu(const Tensor& h, const Tensor& branch,
                                                     const OptionalTensor& gate, const Tensor& scale,
-                                                    const OptionalTensor& shift, double eps) {
+                                                    const OptionalTensor& shift, double eps,
+                                                    double offset) {
   const GroupedRows rows =
       check_grouped_rows("add_rms_norm", h, {{"gate", gate}, {"scale", scale}, {"shift", shift}});
   check_like("add_rms_norm", "branch", branch, h);
@@ -209,7 +215,7 @@ std::tuple<Tensor, Tensor, Tensor> add_rms_norm_cpu(const Tensor& h, const Tenso
   Tensor rstd;
   dispatch_float("add_rms_norm", h.scalar_type(), [&](auto element, auto acc) {
     rstd = forward<decltype(element), decltype(acc)>(rows, h, branch, gate, scale, shift, eps,
-                                                     h_out, y);
+                                                     offset, h_out, y);
   });
   return {h_out, y, rstd};
 }
@@ -217,7 +223,7 @@ std::tuple<Tensor, Tensor, Tensor> add_rms_norm_cpu(const Tensor& h, const Tenso
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> add_rms_norm_backward_cpu(
     const OptionalTensor& dh_out, const Tensor& dy, const Tensor& h_out, const Tensor& rstd,
     const OptionalTensor& branch, const OptionalTensor& gate, const Tensor& scale,
-    const OptionalTensor& shift) {
+    const OptionalTensor& shift, double offset) {
   constexpr const char* kOp = "add_rms_norm_backward";
   const GroupedRows rows =
       check_grouped_rows(kOp, h_out, {{"gate", gate}, {"scale", scale}, {"shift", shift}});
@@ -227,7 +233,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> add_rms_norm_backward_cpu(
   Gradients g;
   dispatch_float(kOp, h_out.scalar_type(), [&](auto element, auto acc) {
     g = backward<decltype(element), decltype(acc)>(rows, dh_out, dy, h_out, rstd, branch, gate,
-                                                   scale, shift);
+                                                   scale, shift, offset);
   });
   return {g.dh, g.dbranch, g.dgate, g.dscale, g.dshift};
 }

@@ -99,7 +99,7 @@ at::Tensor rope_qkv_backward_cpu(const std::optional<at::Tensor>& dq,
                                  const std::optional<at::Tensor>& rows_valid) {
   const RopeQkvSizes s = check_rope_tables("rope_qkv_backward", cos, sin, positions, num_heads,
                                            num_kv_heads, head_dim, rows_valid);
-  const at::Tensor like = check_rope_gradients(s, dq, dk, dv);
+  const at::Tensor like = check_rope_gradients("rope_qkv_backward", s, dq, dk, dv);
   const int64_t num_valid = valid_rows(s, rows_valid);
   check_positions("rope_qkv_backward", positions, num_valid, cos.size(0));
   at::Tensor d_qkv = at::empty({s.num_rows, s.row_width()}, like.options());

@@ -1,4 +1,5 @@
-// CUDA launches of geglu and gelu_bias: check, allocate, call the kernel on the current stream.
+// CUDA launches of geglu, swiglu and gelu_bias: check, allocate, call the kernel on the current
+// stream.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <c10/cuda/CUDAGuard.h>
@@ -9,6 +10,7 @@
 
 #include "kernels/activation/geglu.h"
 #include "kernels/activation/gelu_bias.h"
+#include "kernels/activation/swiglu.h"
 #include "ops/activation_check.h"
 #include "ops/cuda/launch.h"
 #include "ops/tensor_check.h"
@@ -16,42 +18,62 @@
 namespace longship::ops {
 namespace {
 
-at::Tensor geglu_cuda(const at::Tensor& gate_up) {
-  const ActivationShape shape = check_geglu(gate_up);
+using GatedForward = cudaError_t (*)(const kernels::GatedArgs&, cudaStream_t);
+using GatedBackward = cudaError_t (*)(const kernels::GatedBackwardArgs&, cudaStream_t);
+
+at::Tensor gated(const char* op, const at::Tensor& gate_up, GatedForward kernel) {
+  const ActivationShape shape = check_gated(op, gate_up);
   const c10::cuda::CUDAGuard guard(gate_up.device());
   at::Tensor y = at::empty(shape.out_sizes, gate_up.options());
-  kernels::GegluArgs args;
+  kernels::GatedArgs args;
   args.gate_up = gate_up.const_data_ptr();
   args.y = y.mutable_data_ptr();
   args.num_rows = shape.num_rows;
   args.width = shape.width;
-  args.element = element_of("geglu", gate_up);
-  check_launch("geglu", kernels::geglu_forward(args, c10::cuda::getCurrentCUDAStream()));
+  args.element = element_of(op, gate_up);
+  check_launch(op, kernel(args, c10::cuda::getCurrentCUDAStream()));
   return y;
 }
 
 /// Writes d_gate_up, and y unless it is undefined.
-void geglu_gradient(const at::Tensor& dy, const at::Tensor& gate_up, at::Tensor& d_gate_up,
-                    at::Tensor& y) {
-  const ActivationShape shape = check_geglu_backward(dy, gate_up);
-  kernels::GegluBackwardArgs args;
+void gated_gradient(const char* op, const at::Tensor& dy, const at::Tensor& gate_up,
+                    GatedBackward kernel, at::Tensor& d_gate_up, at::Tensor& y) {
+  const ActivationShape shape = check_gated_backward(op, dy, gate_up);
+  kernels::GatedBackwardArgs args;
   args.dy = dy.const_data_ptr();
   args.gate_up = gate_up.const_data_ptr();
   args.d_gate_up = d_gate_up.mutable_data_ptr();
   args.y = y.defined() ? y.mutable_data_ptr() : nullptr;
   args.num_rows = shape.num_rows;
   args.width = shape.width;
-  args.element = element_of("geglu_backward", gate_up);
-  check_launch("geglu_backward", kernels::geglu_backward(args, c10::cuda::getCurrentCUDAStream()));
+  args.element = element_of(op, gate_up);
+  check_launch(op, kernel(args, c10::cuda::getCurrentCUDAStream()));
 }
 
-at::Tensor geglu_backward_cuda(const at::Tensor& dy, const at::Tensor& gate_up) {
-  check_devices("geglu_backward", {{"gate_up", gate_up}, {"dy", dy}});
+at::Tensor gated_backward(const char* op, const at::Tensor& dy, const at::Tensor& gate_up,
+                          GatedBackward kernel) {
+  check_devices(op, {{"gate_up", gate_up}, {"dy", dy}});
   const c10::cuda::CUDAGuard guard(gate_up.device());
   at::Tensor d_gate_up = at::empty_like(gate_up);
   at::Tensor no_y;
-  geglu_gradient(dy, gate_up, d_gate_up, no_y);
+  gated_gradient(op, dy, gate_up, kernel, d_gate_up, no_y);
   return d_gate_up;
+}
+
+at::Tensor geglu_cuda(const at::Tensor& gate_up) {
+  return gated("geglu", gate_up, kernels::geglu_forward);
+}
+
+at::Tensor geglu_backward_cuda(const at::Tensor& dy, const at::Tensor& gate_up) {
+  return gated_backward("geglu_backward", dy, gate_up, kernels::geglu_backward);
+}
+
+at::Tensor swiglu_cuda(const at::Tensor& gate_up) {
+  return gated("swiglu", gate_up, kernels::swiglu_forward);
+}
+
+at::Tensor swiglu_backward_cuda(const at::Tensor& dy, const at::Tensor& gate_up) {
+  return gated_backward("swiglu_backward", dy, gate_up, kernels::swiglu_backward);
 }
 
 std::tuple<at::Tensor, at::Tensor> geglu_backward_recompute_cuda(const at::Tensor& dy,
@@ -60,7 +82,7 @@ std::tuple<at::Tensor, at::Tensor> geglu_backward_recompute_cuda(const at::Tenso
   const c10::cuda::CUDAGuard guard(gate_up.device());
   at::Tensor d_gate_up = at::empty_like(gate_up);
   at::Tensor y = at::empty_like(dy);
-  geglu_gradient(dy, gate_up, d_gate_up, y);
+  gated_gradient("geglu_backward_recompute", dy, gate_up, kernels::geglu_backward, d_gate_up, y);
   return {d_gate_up, y};
 }
 
@@ -112,6 +134,8 @@ TORCH_LIBRARY_IMPL(longship, CUDA, m) {
   m.impl("geglu", geglu_cuda);
   m.impl("geglu_backward", geglu_backward_cuda);
   m.impl("geglu_backward_recompute", geglu_backward_recompute_cuda);
+  m.impl("swiglu", swiglu_cuda);
+  m.impl("swiglu_backward", swiglu_backward_cuda);
   m.impl("gelu_bias", gelu_bias_cuda);
   m.impl("gelu_bias_backward", gelu_bias_backward_cuda);
 }

@@ -9,6 +9,7 @@
 #include <torch/library.h>
 
 #include "kernels/random/dropout.h"
+#include "ops/cuda/dropout_site.h"
 #include "ops/cuda/launch.h"
 #include "ops/dropout_check.h"
 
@@ -24,10 +25,7 @@ void launch(const char* op, const DropoutPlan& plan, const void* x, const at::Te
   args.y = y.mutable_data_ptr();
   args.num_samples = plan.num_samples;
   args.sample_size = plan.sample_size;
-  args.site = plan.site;
-  args.purpose = kDropoutPurpose;
-  args.threshold = plan.threshold;
-  args.multiplier = static_cast<float>(plan.multiplier);
+  args.site = dropout_site(plan);
   args.element = element_of(op, y);
   check_launch(op, kernels::dropout(args, c10::cuda::getCurrentCUDAStream()));
 }

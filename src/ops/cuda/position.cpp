@@ -1,6 +1,7 @@
-// CUDA launches of rope_qkv, zero_tail_ and permute_rows: check, allocate, call the kernel on the
-// current stream.
+// CUDA launches of rope_qkv, head_norm_rope, zero_tail_ and permute_rows: check, allocate, call the
+// kernel on the current stream.
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <torch/library.h>
@@ -8,9 +9,11 @@
 #include <tuple>
 #include <vector>
 
+#include "kernels/rope/head_norm_rope.h"
 #include "kernels/rope/rope_qkv.h"
 #include "kernels/rope/rows.h"
 #include "ops/cuda/launch.h"
+#include "ops/cuda/norm_args.h"
 #include "ops/position_check.h"
 #include "ops/tensor_check.h"
 
@@ -79,7 +82,7 @@ at::Tensor rope_qkv_backward_cuda(const std::optional<at::Tensor>& dq,
                                   const std::optional<at::Tensor>& rows_valid) {
   const RopeQkvSizes sizes = check_rope_tables("rope_qkv_backward", cos, sin, positions, num_heads,
                                                num_kv_heads, head_dim, rows_valid);
-  const at::Tensor like = check_rope_gradients(sizes, dq, dk, dv);
+  const at::Tensor like = check_rope_gradients("rope_qkv_backward", sizes, dq, dk, dv);
   const c10::cuda::CUDAGuard guard(like.device());
   at::Tensor d_qkv = at::empty({sizes.num_rows, sizes.row_width()}, like.options());
   at::Tensor keep[3];
@@ -92,6 +95,75 @@ at::Tensor rope_qkv_backward_cuda(const std::optional<at::Tensor>& dq,
   check_launch("rope_qkv_backward",
                kernels::rope_qkv_backward(args, c10::cuda::getCurrentCUDAStream()));
   return d_qkv;
+}
+
+kernels::HeadNormRopeShape kernel_shape(const char* op, const RopeQkvSizes& sizes,
+                                        const at::Tensor& qkv, const at::Tensor& q_weight,
+                                        const at::Tensor& k_weight, const at::Tensor& cos,
+                                        const at::Tensor& sin, double eps) {
+  kernels::HeadNormRopeShape shape;
+  shape.qkv = qkv.const_data_ptr();
+  shape.q_weight = cuda::param_rows(op, "q_weight", q_weight);
+  shape.k_weight = cuda::param_rows(op, "k_weight", k_weight);
+  shape.cos = cuda::param_rows(op, "cos", cos);
+  shape.sin = cuda::param_rows(op, "sin", sin);
+  // Every row has angles of its own, also where there is but one.
+  shape.cos.row_stride = shape.sin.row_stride = sizes.head_dim / 2;
+  shape.num_rows = sizes.num_rows;
+  shape.num_heads = sizes.num_heads;
+  shape.num_kv_heads = sizes.num_kv_heads;
+  shape.head_dim = sizes.head_dim;
+  shape.eps = static_cast<float>(eps);
+  shape.element = element_of(op, qkv);
+  return shape;
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> head_norm_rope_cuda(
+    const at::Tensor& qkv, const at::Tensor& q_weight, const at::Tensor& k_weight,
+    const at::Tensor& cos, const at::Tensor& sin, int64_t num_heads, int64_t num_kv_heads,
+    double eps) {
+  constexpr const char* kOp = "head_norm_rope";
+  const RopeQkvSizes sizes =
+      check_head_norm_rope(kOp, qkv, q_weight, k_weight, cos, sin, num_heads, num_kv_heads);
+  const c10::cuda::CUDAGuard guard(qkv.device());
+  at::Tensor q = at::empty({sizes.num_rows, num_heads, sizes.head_dim}, qkv.options());
+  at::Tensor k = at::empty({sizes.num_rows, num_kv_heads, sizes.head_dim}, qkv.options());
+  kernels::HeadNormRopeArgs args;
+  args.shape = kernel_shape(kOp, sizes, qkv, q_weight, k_weight, cos, sin, eps);
+  args.q = q.mutable_data_ptr();
+  args.k = k.mutable_data_ptr();
+  check_launch(kOp, kernels::head_norm_rope_forward(args, c10::cuda::getCurrentCUDAStream()));
+  return {q, k, value_heads(qkv, sizes)};
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> head_norm_rope_backward_cuda(
+    const std::optional<at::Tensor>& dq, const std::optional<at::Tensor>& dk,
+    const std::optional<at::Tensor>& dv, const at::Tensor& qkv, const at::Tensor& q_weight,
+    const at::Tensor& k_weight, const at::Tensor& cos, const at::Tensor& sin, int64_t num_heads,
+    int64_t num_kv_heads, double eps) {
+  constexpr const char* kOp = "head_norm_rope_backward";
+  const RopeQkvSizes sizes =
+      check_head_norm_rope(kOp, qkv, q_weight, k_weight, cos, sin, num_heads, num_kv_heads);
+  const at::Tensor like = check_rope_gradients(kOp, sizes, dq, dk, dv);
+  check_dtype(kOp, {"the gradients", like}, qkv.scalar_type());
+  check_devices(kOp, {{"qkv", qkv}, {"the gradients", like}});
+  const c10::cuda::CUDAGuard guard(qkv.device());
+  at::Tensor d_qkv = at::empty_like(qkv);
+  at::Tensor dq_weight = at::empty_like(q_weight), dk_weight = at::empty_like(k_weight);
+  at::Tensor keep[3];
+  kernels::HeadNormRopeBackwardArgs args;
+  args.shape = kernel_shape(kOp, sizes, qkv, q_weight, k_weight, cos, sin, eps);
+  args.dq = kernel_heads(dq, keep[0]);
+  args.dk = kernel_heads(dk, keep[1]);
+  args.dv = kernel_heads(dv, keep[2]);
+  args.d_qkv = d_qkv.mutable_data_ptr();
+  args.dq_weight = cuda::param_gradient(q_weight, dq_weight);
+  args.dk_weight = cuda::param_gradient(k_weight, dk_weight);
+  const at::Tensor scratch =
+      cuda::workspace(kernels::head_norm_rope_backward_workspace_bytes(args), qkv);
+  args.workspace = scratch.defined() ? static_cast<float*>(scratch.mutable_data_ptr()) : nullptr;
+  check_launch(kOp, kernels::head_norm_rope_backward(args, c10::cuda::getCurrentCUDAStream()));
+  return {d_qkv, dq_weight, dk_weight};
 }
 
 int64_t row_bytes(const at::Tensor& x) {
@@ -140,6 +212,8 @@ at::Tensor permute_rows_backward_cuda(const at::Tensor& dy, const at::Tensor& in
 TORCH_LIBRARY_IMPL(longship, CUDA, m) {
   m.impl("rope_qkv", rope_qkv_cuda);
   m.impl("rope_qkv_backward", rope_qkv_backward_cuda);
+  m.impl("head_norm_rope", head_norm_rope_cuda);
+  m.impl("head_norm_rope_backward", head_norm_rope_backward_cuda);
   m.impl("zero_tail_", zero_tail_cuda);
   m.impl("permute_rows", permute_rows_cuda);
   m.impl("permute_rows_backward", permute_rows_backward_cuda);

@@ -24,7 +24,7 @@ using OptionalTensor = std::optional<at::Tensor>;
 /// Normalises h, or h + branch * gate written to h_out where there is a branch. Returns rstd.
 Tensor forward(const char* op, const GroupedRows& rows, const Tensor& h,
                const OptionalTensor& branch, const OptionalTensor& gate, const Tensor& scale,
-               const OptionalTensor& shift, double eps, Tensor* h_out, Tensor& y) {
+               const OptionalTensor& shift, double eps, double offset, Tensor* h_out, Tensor& y) {
   const c10::cuda::CUDAGuard guard(h.device());
   const Tensor gate_rows = cuda::readable(gate);
   const Tensor scale_rows = cuda::readable(scale);
@@ -46,6 +46,7 @@ Tensor forward(const char* op, const GroupedRows& rows, const Tensor& h,
   args.num_groups = rows.num_groups;
   args.width = rows.width;
   args.eps = static_cast<float>(eps);
+  args.offset = static_cast<float>(offset);
   check_launch(op, kernels::rms_norm_forward(args, c10::cuda::getCurrentCUDAStream()));
   return rstd;
 }
@@ -57,7 +58,7 @@ struct Gradients {
 Gradients backward(const char* op, const GroupedRows& rows, const OptionalTensor& dh_out,
                    const Tensor& dy, const Tensor& x, const Tensor& rstd,
                    const OptionalTensor& branch, const OptionalTensor& gate, const Tensor& scale,
-                   const OptionalTensor& shift) {
+                   const OptionalTensor& shift, double offset) {
   const c10::cuda::CUDAGuard guard(x.device());
   const Tensor gate_rows = cuda::readable(gate);
   const Tensor scale_rows = cuda::readable(scale);
@@ -87,6 +88,7 @@ Gradients backward(const char* op, const GroupedRows& rows, const OptionalTensor
   args.num_rows = rows.num_rows;
   args.num_groups = rows.num_groups;
   args.width = rows.width;
+  args.offset = static_cast<float>(offset);
   const Tensor scratch = cuda::workspace(kernels::rms_norm_backward_workspace_bytes(args), x);
   args.workspace = scratch.defined() ? static_cast<float*>(scratch.mutable_data_ptr()) : nullptr;
   check_launch(op, kernels::rms_norm_backward(args, c10::cuda::getCurrentCUDAStream()));
@@ -94,49 +96,53 @@ Gradients backward(const char* op, const GroupedRows& rows, const OptionalTensor
 }
 
 std::tuple<Tensor, Tensor> rms_norm_cuda(const Tensor& x, const Tensor& scale,
-                                         const OptionalTensor& shift, double eps) {
+                                         const OptionalTensor& shift, double eps, double offset) {
   const GroupedRows rows = check_grouped_rows("rms_norm", x, {{"scale", scale}, {"shift", shift}});
   Tensor y = at::empty_like(x);
-  Tensor rstd = forward("rms_norm", rows, x, std::nullopt, std::nullopt, scale, shift, eps,
+  Tensor rstd = forward("rms_norm", rows, x, std::nullopt, std::nullopt, scale, shift, eps, offset,
                         /*h_out=*/nullptr, y);
   return {y, rstd};
 }
 
 std::tuple<Tensor, Tensor, Tensor> rms_norm_backward_cuda(const Tensor& dy, const Tensor& x,
                                                           const Tensor& scale, const Tensor& rstd,
-                                                          const OptionalTensor& shift) {
+                                                          const OptionalTensor& shift,
+                                                          double offset) {
   constexpr const char* kOp = "rms_norm_backward";
   const GroupedRows rows = check_grouped_rows(kOp, x, {{"scale", scale}, {"shift", shift}});
   check_like(kOp, "dy", dy, x);
-  const Gradients g =
-      backward(kOp, rows, std::nullopt, dy, x, rstd, std::nullopt, std::nullopt, scale, shift);
+  const Gradients g = backward(kOp, rows, std::nullopt, dy, x, rstd, std::nullopt, std::nullopt,
+                               scale, shift, offset);
   return {g.dh, g.dscale, g.dshift};
 }
 
 std::tuple<Tensor, Tensor, Tensor> add_rms_norm_cuda(const Tensor& h, const Tensor& branch,
                                                      const OptionalTensor& gate,
                                                      const Tensor& scale,
-                                                     const OptionalTensor& shift, double eps) {
+                                                     const OptionalTensor& shift, double eps,
+                                                     double offset) {
   const GroupedRows rows =
       check_grouped_rows("add_rms_norm", h, {{"gate", gate}, {"scale", scale}, {"shift", shift}});
   check_like("add_rms_norm", "branch", branch, h);
   Tensor h_out = at::empty_like(h);
   Tensor y = at::empty_like(h);
-  Tensor rstd = forward("add_rms_norm", rows, h, branch, gate, scale, shift, eps, &h_out, y);
+  Tensor rstd =
+      forward("add_rms_norm", rows, h, branch, gate, scale, shift, eps, offset, &h_out, y);
   return {h_out, y, rstd};
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> add_rms_norm_backward_cuda(
     const OptionalTensor& dh_out, const Tensor& dy, const Tensor& h_out, const Tensor& rstd,
     const OptionalTensor& branch, const OptionalTensor& gate, const Tensor& scale,
-    const OptionalTensor& shift) {
+    const OptionalTensor& shift, double offset) {
   constexpr const char* kOp = "add_rms_norm_backward";
   const GroupedRows rows =
       check_grouped_rows(kOp, h_out, {{"gate", gate}, {"scale", scale}, {"shift", shift}});
   check_like(kOp, "dy", dy, h_out);
   if (dh_out.has_value()) check_like(kOp, "dh_out", *dh_out, h_out);
   if (gate.has_value()) check_like(kOp, "branch", branch.value(), h_out);
-  const Gradients g = backward(kOp, rows, dh_out, dy, h_out, rstd, branch, gate, scale, shift);
+  const Gradients g =
+      backward(kOp, rows, dh_out, dy, h_out, rstd, branch, gate, scale, shift, offset);
   return {g.dh, g.dbranch, g.dgate, g.dscale, g.dshift};
 }
 

@@ -23,7 +23,8 @@ Tensor gradient_of(const OptionalTensor& t, const Tensor& otherwise) {
 }
 
 std::tuple<Tensor, Tensor> rms_norm_meta(const Tensor& x, const Tensor& scale,
-                                         const OptionalTensor& shift, double /*eps*/) {
+                                         const OptionalTensor& shift, double /*eps*/,
+                                         double /*offset*/) {
   const GroupedRows rows = check_grouped_rows("rms_norm", x, {{"scale", scale}, {"shift", shift}});
   return {at::empty_like(x), row_statistic(x, rows)};
 }
@@ -31,7 +32,8 @@ std::tuple<Tensor, Tensor> rms_norm_meta(const Tensor& x, const Tensor& scale,
 std::tuple<Tensor, Tensor, Tensor> rms_norm_backward_meta(const Tensor& dy, const Tensor& x,
                                                           const Tensor& scale,
                                                           const Tensor& /*rstd*/,
-                                                          const OptionalTensor& shift) {
+                                                          const OptionalTensor& shift,
+                                                          double /*offset*/) {
   check_grouped_rows("rms_norm_backward", x, {{"scale", scale}, {"shift", shift}});
   check_like("rms_norm_backward", "dy", dy, x);
   return {at::empty_like(x), gradient_of(scale, scale), gradient_of(shift, scale)};
@@ -40,7 +42,8 @@ std::tuple<Tensor, Tensor, Tensor> rms_norm_backward_meta(const Tensor& dy, cons
 std::tuple<Tensor, Tensor, Tensor> add_rms_norm_meta(const Tensor& h, const Tensor& branch,
                                                      const OptionalTensor& gate,
                                                      const Tensor& scale,
-                                                     const OptionalTensor& shift, double /*eps*/) {
+                                                     const OptionalTensor& shift, double /*eps*/,
+                                                     double /*offset*/) {
   const GroupedRows rows =
       check_grouped_rows("add_rms_norm", h, {{"gate", gate}, {"scale", scale}, {"shift", shift}});
   check_like("add_rms_norm", "branch", branch, h);
@@ -50,7 +53,7 @@ std::tuple<Tensor, Tensor, Tensor> add_rms_norm_meta(const Tensor& h, const Tens
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> add_rms_norm_backward_meta(
     const OptionalTensor& /*dh_out*/, const Tensor& dy, const Tensor& h_out, const Tensor& /*rstd*/,
     const OptionalTensor& branch, const OptionalTensor& gate, const Tensor& scale,
-    const OptionalTensor& shift) {
+    const OptionalTensor& shift, double /*offset*/) {
   check_grouped_rows("add_rms_norm_backward", h_out,
                      {{"gate", gate}, {"scale", scale}, {"shift", shift}});
   check_like("add_rms_norm_backward", "dy", dy, h_out);
