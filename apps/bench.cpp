@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "apps/bench_collectives.h"
 #include "apps/bench_data.h"
 #include "apps/bench_ops.h"
 #include "apps/bench_scaling.h"
@@ -166,6 +167,7 @@ void add_bench_command(CLI::App& app, std::function<int()>& action) {
   add_recipe(*sample, *options);
   sample->callback([options, &action] { action = [options] { return run_sample(*options); }; });
 
+  add_bench_collectives_command(*bench, action);
   add_bench_data_command(*bench, action);
   add_bench_ops_command(*bench, action);
   add_bench_scaling_command(*bench, action);

@@ -314,6 +314,17 @@ Handle Communicator::broadcast(const at::Tensor& tensor, int64_t root, const std
   return handle;
 }
 
+void Communicator::share(const std::vector<at::Tensor>& tensors) {
+  try {
+    transport_->share(tensors);
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& error) {
+    throw PeerError(fmt::format("rank {}: {} tensors could not be shared in group '{}': {}",
+                                global_rank(rank_), tensors.size(), options_.group, error.what()));
+  }
+}
+
 void Communicator::barrier(const std::string& name) {
   launch(CollectiveKind::kBarrier, {}, name, "", [](Transport& t) { return t.barrier(); }).wait();
 }
@@ -322,7 +333,7 @@ std::vector<double> Communicator::sum(const std::vector<double>& values, const s
   at::Tensor host = at::empty({static_cast<int64_t>(values.size())}, at::kDouble);
   std::copy(values.begin(), values.end(), host.mutable_data_ptr<double>());
   at::Tensor moved = host;
-  if (backend() == "nccl") moved = host.to(at::kCUDA);
+  if (backend() == "nccl" || backend() == "peer") moved = host.to(at::kCUDA);
   all_reduce(moved, ReduceOp::kSum, name).wait();
   host = moved.cpu();
   const double* data = host.const_data_ptr<double>();

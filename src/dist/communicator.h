@@ -119,10 +119,13 @@ class Communicator {
                     const std::string& detail = "");
   Handle broadcast(const at::Tensor& tensor, int64_t root, const std::string& name,
                    const std::string& detail = "");
+  /// These tensors will be exchanged again and again, and stay where they are while they live; see
+  /// Transport::share. Collective. Throws PeerError.
+  void share(const std::vector<at::Tensor>& tensors);
   /// Returns when every rank of the group has come here.
   void barrier(const std::string& name);
   /// Sums of a few numbers over the ranks in one fp64 all-reduce on the host (a small device
-  /// tensor with NCCL); every rank gets the same bits.
+  /// tensor with CUDA); every rank gets the same bits.
   std::vector<double> sum(const std::vector<double>& values, const std::string& name);
 
   /// Step that messages and the flight record name.

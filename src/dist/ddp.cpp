@@ -74,6 +74,9 @@ GradReducer::GradReducer(Communicator& communicator, BucketPlan plan,
     }
     buckets_.push_back(std::move(state));
   }
+  std::vector<at::Tensor> wires;
+  for (const BucketState& bucket : buckets_) wires.push_back(bucket.wire);
+  communicator_.share(wires);
   for (size_t i = 0; i < params_.size(); ++i) {
     const GradSource source = plan_.params[i].source;
     // Unused parameters have hooks too: a gradient that comes although the plan says it cannot

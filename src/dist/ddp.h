@@ -68,6 +68,7 @@ class GradReducer {
  public:
   /// `params` belong to plan.params one by one. Throws InternalError naming the parameter when
   /// shape, dtype, layout or requires_grad do not fit, or the plan is for another number of ranks.
+  /// Collective.
   GradReducer(Communicator& communicator, BucketPlan plan, std::vector<ReducedParam> params,
               ReduceMode mode, MissingGradients missing = MissingGradients::kError,
               GradientBuffers buffers = GradientBuffers::kStay);

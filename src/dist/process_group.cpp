@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/strings.h"
 #include "dist/handshake.h"
+#include "dist/peer_transport.h"
 
 namespace longship::dist {
 namespace {
@@ -157,8 +158,8 @@ std::unique_ptr<ProcessGroup> ProcessGroup::connect(const GroupOptions& options)
   handshake.facts.emplace_back("backend", options.cuda ? "nccl" : "gloo");
   try {
     shake_hands(*group->store_, handshake);
-    group->world_ = group->make_communicator("world", launch.rank, all, options.cuda,
-                                             options.collective_timeout_s);
+    group->world_ =
+        group->make_communicator("world", launch.rank, all, options.cuda, options.transport);
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
@@ -170,7 +171,7 @@ std::unique_ptr<ProcessGroup> ProcessGroup::connect(const GroupOptions& options)
 
 std::unique_ptr<Communicator> ProcessGroup::make_communicator(const std::string& name, int64_t rank,
                                                               const std::vector<int64_t>& ranks,
-                                                              bool cuda, double timeout_s) {
+                                                              bool cuda, CudaTransport transport) {
   BackendOptions backend;
   backend.group = name;
   backend.rank = rank;
@@ -178,8 +179,9 @@ std::unique_ptr<Communicator> ProcessGroup::make_communicator(const std::string&
   backend.master_host = options_.launch.master_addr;
   backend.master_port = options_.launch.master_port;
   backend.device_index = options_.launch.local_rank;
+  backend.transport = transport;
   backend.setup_timeout_s = options_.setup_timeout_s;
-  backend.timeout_s = timeout_s;
+  backend.timeout_s = options_.collective_timeout_s;
   CommunicatorOptions communicator;
   communicator.group = name;
   communicator.global_ranks = ranks;
@@ -187,13 +189,13 @@ std::unique_ptr<Communicator> ProcessGroup::make_communicator(const std::string&
   communicator.warn_after_s = options_.warn_after_s;
   communicator.explain = [this](const FlightEntry& failed) { return explain(failed); };
   return std::make_unique<Communicator>(
-      cuda ? make_nccl_transport(*store_, backend) : make_gloo_transport(*store_, backend),
+      cuda ? make_cuda_transport(*store_, backend) : make_gloo_transport(*store_, backend),
       std::move(communicator));
 }
 
 std::unique_ptr<Communicator> ProcessGroup::make_group(const std::string& name,
-                                                       const std::vector<int64_t>& ranks,
-                                                       bool cuda) {
+                                                       const std::vector<int64_t>& ranks, bool cuda,
+                                                       CudaTransport transport) {
   const auto own = std::find(ranks.begin(), ranks.end(), rank());
   LS_CHECK(own != ranks.end(), InternalError, "group '{}': rank {} is not among {}", name, rank(),
            describe_ranks(ranks));
@@ -206,7 +208,7 @@ std::unique_ptr<Communicator> ProcessGroup::make_group(const std::string& name,
   try {
     // The first member in the name: disjoint groups of one layout may share their name.
     return make_communicator(fmt::format("{}_{}", name, ranks.front()), own - ranks.begin(), ranks,
-                             cuda, options_.collective_timeout_s);
+                             cuda, transport);
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {

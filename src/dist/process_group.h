@@ -28,7 +28,8 @@ namespace longship::dist {
 
 struct GroupOptions {
   LaunchInfo launch;
-  bool cuda = false;  // world(): NCCL on device `launch.local_rank`; else Gloo
+  bool cuda = false;  // world(): on device `launch.local_rank`; else Gloo
+  CudaTransport transport = CudaTransport::kNccl;  // of groups on devices
   double setup_timeout_s = 300;
   double collective_timeout_s = 600;
   double report_wait_s = 3;             // after a failure, how long to wait for what the peers say
@@ -61,9 +62,15 @@ class ProcessGroup {
                                            const std::vector<int64_t>& ranks) {
     return make_group(name, ranks, options_.cuda);
   }
-  /// `cuda`: over NCCL, whatever world() uses.
+  /// `cuda`: on devices, whatever world() uses.
   std::unique_ptr<Communicator> make_group(const std::string& name,
-                                           const std::vector<int64_t>& ranks, bool cuda);
+                                           const std::vector<int64_t>& ranks, bool cuda) {
+    return make_group(name, ranks, cuda, options_.transport);
+  }
+  /// `transport`: of this group on devices.
+  std::unique_ptr<Communicator> make_group(const std::string& name,
+                                           const std::vector<int64_t>& ranks, bool cuda,
+                                           CudaTransport transport);
 
   /// Tells the peers why this rank leaves, so that their messages can say so; call it before the
   /// error leaves the scope of this object. They learn it when the object goes away: its
@@ -84,7 +91,7 @@ class ProcessGroup {
   explicit ProcessGroup(const GroupOptions& options) : options_(options) {}
   std::unique_ptr<Communicator> make_communicator(const std::string& name, int64_t rank,
                                                   const std::vector<int64_t>& ranks, bool cuda,
-                                                  double timeout_s);
+                                                  CudaTransport transport);
   std::string explain(const FlightEntry& failed);
   void linger(int64_t readers);
 

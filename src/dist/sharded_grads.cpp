@@ -37,7 +37,10 @@ ShardedGrads::ShardedGrads(Communicator& shard_group, Communicator* replicas, co
       }
     }
   }
-  if (!alone_) make_buffers();
+  if (!alone_) {
+    make_buffers();
+    share_buffers();
+  }
   begin_step();
 }
 
@@ -92,6 +95,19 @@ void ShardedGrads::make_buffers() {
   for (int64_t i = 0; i < std::min<int64_t>(2, with_grad); ++i) {
     buffers_.push_back({at::zeros({largest}, options)});
   }
+}
+
+void ShardedGrads::share_buffers() {
+  std::vector<at::Tensor> wires, parts;
+  for (const Buffer& buffer : buffers_) wires.push_back(buffer.flat);
+  for (const Space& space : spaces_) {
+    if (space.wire.defined()) wires.push_back(space.wire);
+    if (space.mean.defined()) {
+      parts.push_back(space.replicated.defined() ? space.replicated : space.mean);
+    }
+  }
+  group_.share(wires);
+  if (replicas_ != nullptr) replicas_->share(parts);
 }
 
 void ShardedGrads::install_views() {

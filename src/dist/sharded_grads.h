@@ -80,6 +80,7 @@ class ShardedGrads {
   void for_each_reduced(int64_t unit, Function&& function);
   void make_space(const UnitShard& plan);
   void make_buffers();
+  void share_buffers();
   void install_views();
   at::Tensor wire_of(int64_t unit, const Space& space, const UnitShard& plan) const;
   void take_buffer(int64_t unit);

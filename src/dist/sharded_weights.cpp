@@ -64,6 +64,9 @@ ShardedWeights::ShardedWeights(Communicator& shard_group, const ShardPlan& plan,
     }
     if (unit > 0 && share_) detach(unit);
   }
+  std::vector<at::Tensor> shards;
+  for (const Space& space : spaces_) shards.push_back(space.shard);
+  group_.share(shards);
 }
 
 // A gather that nobody waited for still writes.

@@ -39,12 +39,20 @@ std::unique_ptr<KeyStore> open_store(const StoreAddress& address);
 /// Whether anybody takes a connection there, within a second.
 bool accepts_connections(const std::string& host, uint16_t port);
 
+/// What moves bytes between CUDA devices.
+enum class CudaTransport {
+  kAuto,  // kPeer where it can, kNccl where not
+  kNccl,
+  kPeer,  // peer_transport.h: GPUs of one host that read each other's memory
+};
+
 struct BackendOptions {
   std::string group;  // unique in the store
   int64_t rank = 0, world_size = 1;
   std::string master_host;  // Gloo listens on the address from which this host is reached
   uint16_t master_port = 0;
-  int64_t device_index = 0;     // NCCL
+  int64_t device_index = 0;  // CUDA
+  CudaTransport transport = CudaTransport::kNccl;
   double setup_timeout_s = 60;  // until all ranks are connected
   double timeout_s = 600;       // of one collective
 };

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 namespace longship::dist {
 
@@ -33,7 +34,7 @@ class Pending {
 class Transport {
  public:
   virtual ~Transport() = default;
-  virtual std::string name() const = 0;  // "gloo", "nccl", "local"
+  virtual std::string name() const = 0;  // "gloo", "nccl", "peer", "local"
   virtual int64_t rank() const = 0;
   virtual int64_t world_size() const = 0;
   /// In place.
@@ -46,6 +47,10 @@ class Transport {
   virtual std::unique_ptr<Pending> all_gather(at::Tensor output, at::Tensor input) = 0;
   virtual std::unique_ptr<Pending> broadcast(at::Tensor tensor, int64_t root) = 0;
   virtual std::unique_ptr<Pending> barrier() = 0;
+  /// These tensors will be exchanged again and again, and stay where they are while they live: a
+  /// transport may prepare for that. The same sizes in the same order on every rank; not while a
+  /// graph is captured. Collective.
+  virtual void share(const std::vector<at::Tensor>&) {}
   /// Ends what is under way with an error, as far as the backend can. Thread-safe.
   virtual void abort() = 0;
 };

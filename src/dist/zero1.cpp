@@ -24,6 +24,7 @@ Zero1::Zero1(Communicator& communicator, BucketPlan plan, std::vector<ReducedPar
     }
     weights_.push_back(std::move(flat));
   }
+  communicator.share(weights_);
   gathers_.resize(plan.buckets.size());
   for (const OwnedSlice& own : owned_slices(plan, rank)) {
     const size_t b = static_cast<size_t>(own.bucket);

@@ -30,7 +30,7 @@ namespace longship::dist {
 class Zero1 {
  public:
   /// Moves the weights into flat tensors. All ranks must hold the same weights
-  /// (broadcast_from_first() makes sure). Throws like GradReducer.
+  /// (broadcast_from_first() makes sure). Throws like GradReducer. Collective.
   Zero1(Communicator& communicator, BucketPlan plan, std::vector<ReducedParam> params,
         MissingGradients missing = MissingGradients::kError,
         GradientBuffers buffers = GradientBuffers::kStay);
