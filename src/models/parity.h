@@ -11,6 +11,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -80,6 +81,29 @@ class ParityOptimizer {
 using ParityOptimizerFactory =
     std::function<std::unique_ptr<ParityOptimizer>(std::vector<ParamInfo>, const ParityRecipe&)>;
 
+/// A recorded training run of which a step misses the case's tolerance is judged by what rounding
+/// alone does to it. The whole run is repeated `kMembers` times, each with all weights and inputs
+/// moved by parity_moved; its spread at step k is the largest relative difference between the
+/// losses of any two of these runs and ours at steps <= k. A step that misses the case's tolerance
+/// may be off by kFactor times the spread there. The recording has no part in the spread: being off
+/// from it does not widen the bound. A run whose spread exceeds kLargestSpread in the end cannot
+/// tell a right implementation from a wrong one; its steps that miss the case's tolerance fail.
+struct ParityRounding {
+  static constexpr uint64_t kMembers = 4;
+  static constexpr double kFactor = 2;
+  static constexpr double kLargestSpread = 1e-2;
+};
+
+/// `value` with every element x replaced by x + s * x * h, rounded to its dtype: h is half the
+/// dtype's relative spacing at 1 (fp32: 2^-24) and s one of -1, 0, 1, drawn by (member, name,
+/// element). So x stays or becomes a neighbour; powers of two never grow. Member 0, and tensors
+/// that are not floating-point: `value` itself. The result is a new tensor on the same device.
+/// Throws InternalError for floating-point types but fp64, fp32, fp16 and bf16.
+at::Tensor parity_moved(const at::Tensor& value, uint64_t member, std::string_view name);
+/// Each of `tensors`, drawn under prefix + its name.
+std::map<std::string, at::Tensor> parity_moved(const std::map<std::string, at::Tensor>& tensors,
+                                               uint64_t member, const std::string& prefix);
+
 /// What a family does for a case.
 class ParityAdapter {
  public:
@@ -88,7 +112,11 @@ class ParityAdapter {
   virtual std::map<std::string, at::Tensor> forward() = 0;
   /// Tensors under the names of sample.safetensors; empty when the case has none.
   virtual std::map<std::string, at::Tensor> sample() = 0;
-  /// Goes back to the case's weights and prepares the recorded run `file`.
+  /// The inputs that training runs read become parity_moved(recorded ones, member, ...); member 0:
+  /// the recorded ones, as they are before the first call.
+  virtual void move_inputs(uint64_t member) = 0;
+  /// Goes back to the case's weights and prepares the recorded run `file`. Gives every weight,
+  /// frozen ones too; what is written into them is what train_loss() reads.
   virtual std::vector<ParamInfo> begin_trajectory(const std::string& file,
                                                   const std::string& description) = 0;
   /// Loss with graph on batch `batch` of the case.
@@ -108,8 +136,18 @@ struct ParityRow {
   bool pass = false;
   double abs_error = 0;
   double rel_error = 0;  // the judged measure
-  double tolerance = 0;
+  double tolerance = 0;  // its bound
+  /// Of a step of a training run that misses the case's tolerance: that tolerance, and how far
+  /// rounding alone moves the run up to there (infinite: to values that are not finite).
+  /// `tolerance` follows from both, see ParityRounding.
+  struct Rounding {
+    double case_tolerance = 0;
+    double spread = 0;
+  };
+  std::optional<Rounding> rounding;
   std::string note;
+  /// Passes by ParityRounding's rule and not within the case's tolerance.
+  bool pass_by_rounding() const { return pass && rounding.has_value(); }
 };
 
 struct ParityReport {
@@ -117,16 +155,24 @@ struct ParityReport {
   std::filesystem::path folder;
   std::vector<ParityRow> rows;
   bool pass() const;
+  /// Rows that pass by ParityRounding's rule only.
+  int64_t num_by_rounding() const;
 };
 
 /// Runs one case completely. Failures of comparison are rows; an unsupported family is one failed
 /// row.
 ParityReport run_parity_case(const std::filesystem::path& folder, const ParityOptions& options,
                              const ParityOptimizerFactory& optimizer);
+/// The same with an adapter at hand, which families of the program are not asked for.
+ParityReport run_parity_case(const ParityCase& c, ParityAdapter& adapter,
+                             const ParityOptions& options, const ParityOptimizerFactory& optimizer);
 
-/// One line per tensor and a summary line.
+/// One line per tensor and a summary line; rows that pass by rounding say "pass (rounding alone
+/// moves this run by ...)" in place of PASS and are counted in the summary.
 std::string format_report(const ParityReport& report);
-/// {"pass": ..., "cases": [...]}.
+/// {"pass": ..., "pass_by_rounding": number of rows, "cases": [...]}. Of a row, "tolerance" is the
+/// bound that judged it; "case_tolerance" differs from it, and "rounding_spread" is not null, where
+/// ParityRounding's rule did.
 std::string reports_json(const std::vector<ParityReport>& reports, const ParityOptions& options);
 
 /// Error of `ours` against `ref` in double: {max abs, max abs / max(max|ref|, floor)}; infinite for

@@ -5,12 +5,15 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <span>
 
 #include "base/error.h"
 #include "base/json.h"
+#include "base/rng.h"
 #include "models/parity.h"
 #include "nn/tensor_math.h"
 
@@ -21,6 +24,32 @@ using Json = nlohmann::ordered_json;
 
 double finite_or_null(double value) {
   return std::isfinite(value) ? value : -1.0;
+}
+
+/// Half the relative spacing of a type's numbers at 1.
+double half_spacing(at::ScalarType dtype, std::string_view name) {
+  switch (dtype) {
+    case at::kDouble:
+      return 0x1p-53;
+    case at::kFloat:
+      return 0x1p-24;
+    case at::kHalf:
+      return 0x1p-11;
+    case at::kBFloat16:
+      return 0x1p-8;
+    default:
+      throw InternalError(fmt::format("parity: rounding of '{}' is not known for its type {}", name,
+                                      at::toString(dtype)));
+  }
+}
+
+/// PASS and its like, with what the judgement rests on where that is not the case's tolerance.
+std::string result_text(const ParityRow& row) {
+  if (!row.produced) return "FAIL (not produced)";
+  if (!row.rounding) return row.pass ? "PASS" : "FAIL";
+  return fmt::format(
+      "{} (rounding alone moves this run by {:.1e} up to here; the case asks for {:.1e})",
+      row.pass ? "pass" : "FAIL", row.rounding->spread, row.rounding->case_tolerance);
 }
 
 std::vector<std::string> strings(const nlohmann::json& doc, const char* key) {
@@ -83,6 +112,36 @@ std::pair<double, double> parity_error(const at::Tensor& ours, const at::Tensor&
   return {worst, worst / scale};
 }
 
+at::Tensor parity_moved(const at::Tensor& value, uint64_t member, std::string_view name) {
+  if (member == 0 || !value.is_floating_point()) return value;
+  const double half = half_spacing(value.scalar_type(), name);
+  at::Tensor out =
+      value.detach().to(at::kCPU, at::kDouble, /*non_blocking=*/false, /*copy=*/true).contiguous();
+  const std::span<double> x(out.mutable_data_ptr<double>(), static_cast<size_t>(out.numel()));
+  const RngKey key{.seed = member, .stream = hash_name(name)};
+  std::array<double, 1024> u{};
+  for (size_t first = 0; first < x.size(); first += u.size()) {
+    const size_t count = std::min(u.size(), x.size() - first);
+    fill_uniform(key, std::span(u).first(count), first);
+    for (size_t i = 0; i < count; ++i) {
+      const double s = std::floor(3 * u[i]) - 1;
+      // The sum is exact for fp32 and narrower types: they are rounded once, below. A factor 1 + h
+      // would vanish in fp64.
+      x[first + i] += s * half * x[first + i];
+    }
+  }
+  return out.to(value.options());
+}
+
+std::map<std::string, at::Tensor> parity_moved(const std::map<std::string, at::Tensor>& tensors,
+                                               uint64_t member, const std::string& prefix) {
+  std::map<std::string, at::Tensor> out;
+  for (const auto& [name, value] : tensors) {
+    out.emplace(name, parity_moved(value, member, prefix + name));
+  }
+  return out;
+}
+
 bool parity_match(std::string_view pattern, std::string_view name) {
   if (pattern.empty()) return name.empty();
   if (pattern.front() == '*') {
@@ -100,6 +159,11 @@ bool ParityReport::pass() const {
          std::all_of(rows.begin(), rows.end(), [](const ParityRow& row) { return row.pass; });
 }
 
+int64_t ParityReport::num_by_rounding() const {
+  return std::count_if(rows.begin(), rows.end(),
+                       [](const ParityRow& row) { return row.pass_by_rounding(); });
+}
+
 std::string format_report(const ParityReport& report) {
   std::string out =
       fmt::format("{} / {}  ({})\n", report.family, report.name, report.folder.string());
@@ -110,13 +174,19 @@ std::string format_report(const ParityReport& report) {
   int64_t failed = 0;
   for (const ParityRow& row : report.rows) {
     failed += row.pass ? 0 : 1;
-    const char* result = !row.produced ? "FAIL (not produced)" : row.pass ? "PASS" : "FAIL";
     out += fmt::format("  {:<7} {:<{}} {:>10.2e} {:>10.2e} {:>10.1e}  {}{}{}\n", row.kind, row.name,
-                       width, row.abs_error, row.rel_error, row.tolerance, result,
+                       width, row.abs_error, row.rel_error, row.tolerance, result_text(row),
                        row.note.empty() ? "" : "  ", row.note);
   }
-  out += fmt::format("  {}: {} of {} rows pass\n", report.pass() ? "PASS" : "FAIL",
+  out += fmt::format("  {}: {} of {} rows pass", report.pass() ? "PASS" : "FAIL",
                      static_cast<int64_t>(report.rows.size()) - failed, report.rows.size());
+  if (const int64_t count = report.num_by_rounding(); count > 0) {
+    out += fmt::format(
+        ", {} of them not within the case's tolerance but within {:.0f} times what rounding alone "
+        "does to the run",
+        count, ParityRounding::kFactor);
+  }
+  out += "\n";
   return out;
 }
 
@@ -124,26 +194,33 @@ std::string reports_json(const std::vector<ParityReport>& reports, const ParityO
   Json doc;
   doc["pass"] =
       std::all_of(reports.begin(), reports.end(), [](const ParityReport& r) { return r.pass(); });
+  int64_t by_rounding = 0;
+  for (const ParityReport& report : reports) by_rounding += report.num_by_rounding();
+  doc["pass_by_rounding"] = by_rounding;
   doc["device"] = options.device.str();
   doc["dtype"] = options.dtype == at::kFloat ? "fp32" : "bf16";
   doc["cases"] = Json::array();
   for (const ParityReport& report : reports) {
     Json rows = Json::array();
     for (const ParityRow& row : report.rows) {
-      rows.push_back({{"kind", row.kind},
-                      {"name", row.name},
-                      {"required", row.required},
-                      {"produced", row.produced},
-                      {"pass", row.pass},
-                      {"abs_error", finite_or_null(row.abs_error)},  // -1: not finite
-                      {"rel_error", finite_or_null(row.rel_error)},
-                      {"tolerance", row.tolerance},
-                      {"note", row.note}});
+      rows.push_back(
+          {{"kind", row.kind},
+           {"name", row.name},
+           {"required", row.required},
+           {"produced", row.produced},
+           {"pass", row.pass},
+           {"abs_error", finite_or_null(row.abs_error)},  // -1: not finite
+           {"rel_error", finite_or_null(row.rel_error)},
+           {"tolerance", row.tolerance},
+           {"case_tolerance", row.rounding ? row.rounding->case_tolerance : row.tolerance},
+           {"rounding_spread", row.rounding ? Json(finite_or_null(row.rounding->spread)) : Json()},
+           {"note", row.note}});
     }
     doc["cases"].push_back({{"family", report.family},
                             {"case", report.name},
                             {"folder", report.folder.string()},
                             {"pass", report.pass()},
+                            {"pass_by_rounding", report.num_by_rounding()},
                             {"rows", rows}});
   }
   return doc.dump(1) + "\n";

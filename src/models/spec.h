@@ -143,6 +143,36 @@ class Policy {
   }
   /// Once per optimizer step, before its first loss(): work that depends on the weights only.
   virtual void begin_step() {}
+
+  // ---- The frozen part: where a pass begins with work that nothing trainable has a share in, ----
+  // ---- its result depends on the batch only, and may be made earlier, beside another step, or
+  // ----
+  // ---- kept for the next time a sample comes.                                                ----
+
+  virtual bool has_frozen_part() const { return false; }
+  /// Its result for a prepared batch on the model's device: [rows, width], detached. Can be
+  /// captured. First feature_rows() rows of each sample, in order; the rows behind are all alike.
+  virtual at::Tensor frozen_features(const Batch& batch) {
+    static_cast<void>(batch);
+    throw InternalError("this model family has no frozen part");
+  }
+  /// A batch with `features` in place of what only the frozen part reads: its loss() begins behind
+  /// that part and equals that of `batch`, bit for bit. The other tensors are shared.
+  virtual std::unique_ptr<Batch> behind_frozen_part(const Batch& batch,
+                                                    const at::Tensor& features) const {
+    static_cast<void>(batch), static_cast<void>(features);
+    throw InternalError("this model family has no frozen part");
+  }
+  /// Rows of features of each sample of a prepared batch, and of the whole batch.
+  virtual std::vector<int64_t> feature_rows(const Batch& batch) const {
+    static_cast<void>(batch);
+    return {};
+  }
+  virtual int64_t num_feature_rows(const Batch& batch) const {
+    static_cast<void>(batch);
+    return 0;
+  }
+
   /// Lets `hooks` watch the units; null: nobody. They must outlive the passes. Throws ConfigError
   /// for models that cannot be watched.
   virtual void attach(nn::UnitHooks* hooks) {
@@ -150,6 +180,10 @@ class Policy {
     throw ConfigError("parallel.strategy: this model family cannot be sharded; use ddp or zero1");
   }
   /// What an exact resume needs besides parameters and optimizer (scales of FP8), by name. Aliased.
+  /// "rows.<parameter>", int64, for the parts of an exported tensor that is several parameters, of
+  /// which some may be frozen: "<exported>" and "<exported>#<word>". Row i of the parameter is row
+  /// rows[i] of the exported tensor; export_weights() puts nothing together where it is given a
+  /// part on the meta device.
   virtual std::vector<NamedTensor> training_state() { return {}; }
   /// Restores it; strict. Throws CheckpointError.
   virtual void load_training_state(std::span<const NamedTensor> state) {
@@ -261,6 +295,9 @@ class ModelConfig {
   /// mixture's mapping of dimensions speaks of.
   virtual std::string state_column() const { return "observation.state"; }
   virtual std::string action_column() const { return "action"; }
+  /// What training draws at random in the inputs of a model's frozen part (changed pictures), for
+  /// messages; empty where a sample's are the same every time it comes.
+  virtual std::string random_frozen_inputs() const { return {}; }
   std::string family;
   DataBinding data;
 };
@@ -279,6 +316,7 @@ struct BuildOptions {
   std::vector<std::string> recompute = {};  // units whose activations are computed again, see plan
   int64_t token_bucket = 1;                 // text rows of a batch are padded to a multiple of it
   bool pad_text = false;                    // text padded to the token limit, as the references do
+  bool grid_cache = false;                  // host tables of picture grids are kept
 };
 
 /// Floating-point operations of one training batch, forward pass, products only (a multiply-add

@@ -1,10 +1,12 @@
 #include "nn/fp8.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/constant_pad_nd.h>
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "base/error.h"
@@ -62,11 +64,33 @@ at::Tensor compare(const Function& plain, const Function& fp8, const at::Tensor&
   return y;
 }
 
+constexpr int64_t kRows = 16;
+
+/// ops::fp8_linear() for any number of rows. Rows of zeros change neither scales nor gradients.
+at::Tensor with_whole_rows(const at::Tensor& x, at::TensorList weights,
+                           const std::optional<at::Tensor>& bias, const ops::Fp8LinearSite& site) {
+  const int64_t width = x.size(-1), rows = x.numel() / std::max<int64_t>(width, 1);
+  const int64_t missing = rows > 0 ? (kRows - rows % kRows) % kRows : kRows;
+  if (missing == 0) return ops::fp8_linear(x, weights, bias, site);
+  const at::Tensor filled = at::constant_pad_nd(x.reshape({rows, width}), {0, 0, 0, missing}, 0);
+  const at::Tensor y = ops::fp8_linear(filled, weights, bias, site);
+  std::vector<int64_t> sizes = x.sizes().vec();
+  sizes.back() = y.size(-1);
+  return y.narrow(0, 0, rows).view(sizes);
+}
+
 }  // namespace
+
+at::Tensor product(const Linear& layer, const at::Tensor& x, const Fp8Linear* fp8, bool with_bias) {
+  const bool has_bias = with_bias && layer.bias.defined();
+  if (fp8 == nullptr) return linear(x, layer.weight, has_bias ? layer.bias : at::Tensor());
+  return fp8->forward(x, {layer.weight},
+                      has_bias ? std::optional<at::Tensor>(layer.bias) : std::nullopt);
+}
 
 at::Tensor Fp8Linear::forward(const at::Tensor& x, at::TensorList weights,
                               const std::optional<at::Tensor>& bias) const {
-  if (measure == nullptr) return ops::fp8_linear(x, weights, bias, site);
+  if (measure == nullptr) return with_whole_rows(x, weights, bias, site);
   const ops::Fp8LinearSite& own = site;
   return compare(
       [bias](const at::Tensor& in, const Tensors& w) {
@@ -74,7 +98,7 @@ at::Tensor Fp8Linear::forward(const at::Tensor& x, at::TensorList weights,
         return bias ? y.add(*bias) : y;
       },
       [bias, &own](const at::Tensor& in, const Tensors& w) {
-        return ops::fp8_linear(in, w, bias, own);
+        return with_whole_rows(in, w, bias, own);
       },
       x, weights.vec(), measure);
 }
@@ -94,8 +118,10 @@ at::Tensor Fp8GatedMlp::forward(const at::Tensor& x, const at::Tensor& gate, con
       x, {gate, up, down}, measure);
 }
 
-Fp8Layers::Fp8Layers(const Fp8Options& options)
+Fp8Layers::Fp8Layers(const Fp8Options& options,
+                     std::function<bool(std::string_view layer)> forward_only)
     : options_(options),
+      forward_only_(std::move(forward_only)),
       unmatched_(options.layers.begin(), options.layers.end()),
       states_(options.history) {}
 
@@ -126,14 +152,20 @@ ops::Fp8Recipe Fp8Layers::recipe() const {
   return out;
 }
 
+void Fp8Layers::bind(ops::Fp8Weight& weight, at::TensorList sources, bool forward_only) {
+  weight.bind(sources, /*transposed=*/!forward_only);
+  weights_.push_back(&weight);
+  (forward_only ? constant_ : changing_).push_back(&weight);
+}
+
 const Fp8Linear* Fp8Layers::linear(const std::string& name, at::TensorList weights) {
   if (!wanted(name)) return nullptr;
   auto layer = std::make_unique<Fp8Linear>();
+  const bool forward_only = forward_only_ && forward_only_(name);
   layer->site.recipe = recipe();
-  layer->site.weight.bind(weights);
-  if (options_.delayed) layer->site.use_delayed_scaling(states_);
+  bind(layer->site.weight, weights, forward_only);
+  if (options_.delayed && !forward_only) layer->site.use_delayed_scaling(states_);
   layer->measure = new_measurement(name, false);
-  weights_.push_back(&layer->site.weight);
   linears_.push_back(std::move(layer));
   return linears_.back().get();
 }
@@ -142,13 +174,12 @@ const Fp8GatedMlp* Fp8Layers::gated_mlp(const std::string& name, const at::Tenso
                                         const at::Tensor& up, const at::Tensor& down) {
   if (!wanted(name)) return nullptr;
   auto layer = std::make_unique<Fp8GatedMlp>();
+  const bool forward_only = forward_only_ && forward_only_(name);
   layer->site.recipe = recipe();
-  layer->site.gate_up.bind({gate, up});
-  layer->site.down.bind({down});
-  if (options_.delayed) layer->site.use_delayed_scaling(states_);
+  bind(layer->site.gate_up, {gate, up}, forward_only);
+  bind(layer->site.down, {down}, forward_only);
+  if (options_.delayed && !forward_only) layer->site.use_delayed_scaling(states_);
   layer->measure = new_measurement(name, true);
-  weights_.push_back(&layer->site.gate_up);
-  weights_.push_back(&layer->site.down);
   mlps_.push_back(std::move(layer));
   return mlps_.back().get();
 }
@@ -172,6 +203,13 @@ void Fp8Layers::create(at::Device device) {
 
 void Fp8Layers::begin_step() {
   if (states_.tensor().defined()) states_.update();
+  std::vector<ops::Fp8Weight*> due = changing_;
+  std::copy_if(constant_.begin(), constant_.end(), std::back_inserter(due),
+               [](const ops::Fp8Weight* weight) { return !weight->is_fresh; });
+  if (!due.empty()) ops::fp8_refresh(due);
+}
+
+void Fp8Layers::convert_weights() {
   if (!weights_.empty()) ops::fp8_refresh(weights_);
 }
 
@@ -179,7 +217,7 @@ std::vector<at::Tensor> Fp8Layers::copies() const {
   std::vector<at::Tensor> out;
   for (const ops::Fp8Weight* weight : weights_) {
     out.push_back(weight->q);
-    out.push_back(weight->q_t);
+    if (weight->q_t.defined()) out.push_back(weight->q_t);
   }
   return out;
 }

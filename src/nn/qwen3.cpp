@@ -1,5 +1,6 @@
 #include "nn/qwen3.h"
 
+#include <ATen/ops/cat.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/empty.h>
 #include <fmt/core.h>
@@ -10,15 +11,16 @@
 #include "nn/row_update.h"
 #include "nn/stacked_linear.h"
 #include "nn/tensor_math.h"
+#include "ops/head_norm_rope.h"
 
 namespace longship::nn {
 namespace {
 
 /// x [N, heads * E] -> each head normalised and rotated, [N, heads, E] in the dtype of x. Between
-/// the two the dtype is that of the norm's result.
+/// the two the dtype is the wider one of x and the weight.
 at::Tensor turned_heads(const at::Tensor& x, int64_t heads, const ScaledRmsNorm& norm,
                         const RopeTable& rope) {
-  const at::Tensor normed = norm.forward(x.unflatten(-1, {heads, -1}));
+  const at::Tensor normed = scaled_rms_norm(x.unflatten(-1, {heads, -1}), norm.weight, norm.eps());
   const at::ScalarType dtype = normed.scalar_type();
   return rotate_half(normed, rope.cos.to(dtype), rope.sin.to(dtype)).to(x.scalar_type());
 }
@@ -44,23 +46,39 @@ Qwen3Attention::Qwen3Attention(const Qwen3Sizes& s)
   register_stack({&q_proj.weight, &k_proj.weight, &v_proj.weight});
 }
 
+std::tuple<at::Tensor, at::Tensor, at::Tensor> Qwen3Attention::heads(const at::Tensor& x,
+                                                                     const RopeTable& rope,
+                                                                     const Fused& fused) const {
+  std::vector<at::Tensor> parts;
+  at::Tensor all;
+  if (fp8_qkv) {
+    all = fp8_qkv->forward(x, {q_proj.weight, k_proj.weight, v_proj.weight});
+  } else if (fused.stacked) {
+    all = stacked_linear(x, {q_proj.weight, k_proj.weight, v_proj.weight});
+  } else {
+    parts = {q_proj.forward(x), k_proj.forward(x), v_proj.forward(x)};
+  }
+  if (fused.rope) {
+    if (!all.defined()) all = at::cat(parts, -1);
+    return ops::head_norm_rope(all, q_norm.weight, k_norm.weight, rope.cos.squeeze(1),
+                               rope.sin.squeeze(1), num_heads_, num_kv_heads_, q_norm.eps());
+  }
+  if (parts.empty()) {
+    const int64_t kv = num_kv_heads_ * head_dim_;
+    parts = all.split_with_sizes({num_heads_ * head_dim_, kv, kv}, -1);
+  }
+  return {turned_heads(parts[0], num_heads_, q_norm, rope),
+          turned_heads(parts[1], num_kv_heads_, k_norm, rope),
+          parts[2].unflatten(-1, {num_kv_heads_, head_dim_})};
+}
+
 at::Tensor Qwen3Attention::forward(const at::Tensor& x, const PackedSamples& samples,
                                    const RopeTable& rope, const Fused& fused) const {
-  std::vector<at::Tensor> qkv;
-  if (fused.stacked) {
-    const int64_t kv = num_kv_heads_ * head_dim_;
-    qkv = stacked_linear(x, {q_proj.weight, k_proj.weight, v_proj.weight})
-              .split_with_sizes({num_heads_ * head_dim_, kv, kv}, -1);
-  } else {
-    qkv = {q_proj.forward(x), k_proj.forward(x), v_proj.forward(x)};
-  }
-  const at::Tensor q = turned_heads(qkv[0], num_heads_, q_norm, rope);
-  const at::Tensor k = turned_heads(qkv[1], num_kv_heads_, k_norm, rope);
-  const at::Tensor v = qkv[2].unflatten(-1, {num_kv_heads_, head_dim_});
+  const auto [q, k, v] = heads(x, rope, fused);
   if (q.is_meta()) {  // shapes only: LibTorch has no meta kernels for the mask
     return o_proj.forward(at::empty({x.size(0), num_heads_ * head_dim_}, x.options()));
   }
-  return o_proj.forward(packed_self_attention(q, k, v, samples, /*causal=*/true));
+  return product(o_proj, packed_self_attention(q, k, v, samples, /*causal=*/true), fp8_out);
 }
 
 Qwen3Layer::Qwen3Layer(const Qwen3Sizes& s)
@@ -76,12 +94,10 @@ Qwen3Layer::Qwen3Layer(const Qwen3Sizes& s)
 
 at::Tensor Qwen3Layer::forward(const at::Tensor& h, const PackedSamples& samples,
                                const RopeTable& rope, const Fused& fused) const {
-  const at::Tensor x = input_layernorm.forward(h).to(h.scalar_type());
-  return feed_forward(h + self_attn.forward(x, samples, rope, fused), fused);
-}
-
-at::Tensor Qwen3Layer::feed_forward(const at::Tensor& h, const Fused& fused) const {
-  return h + mlp.forward(post_attention_layernorm.forward(h).to(h.scalar_type()), fused);
+  const at::Tensor branch =
+      self_attn.forward(input_layernorm.forward(h, fused.norms), samples, rope, fused);
+  const Normed middle = post_attention_layernorm.add(h, branch, fused.norms);
+  return middle.h + mlp.forward(middle.y, fused);
 }
 
 Qwen3Text::Qwen3Text(const Qwen3Sizes& s) : sizes_(s), norm_(s.width, s.eps) {
@@ -135,16 +151,21 @@ at::Tensor Qwen3Text::layers(const at::Tensor& hidden, const PackedSamples& samp
   return h;
 }
 
-at::Tensor Qwen3Text::final_norm(const at::Tensor& hidden) const {
-  return norm_.forward(hidden).to(hidden.scalar_type());
+void Qwen3Text::use_fp8(Fp8Layers& layers, const std::string& prefix) {
+  for (size_t l = 0; l < layers_.size(); ++l) {
+    const auto name = [&](const char* part) { return fmt::format("{}.{}.{}", prefix, l, part); };
+    Qwen3Attention& attention = layers_[l]->self_attn;
+    SwiGluMlp& mlp = layers_[l]->mlp;
+    attention.fp8_qkv = layers.linear(
+        name("qkv"), {attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight});
+    attention.fp8_out = layers.linear(name("out"), {attention.o_proj.weight});
+    mlp.fp8_gate_up = layers.linear(name("gate_up"), {mlp.gate_proj.weight, mlp.up_proj.weight});
+    mlp.fp8_down = layers.linear(name("down"), {mlp.down_proj.weight});
+  }
 }
 
-at::Tensor Qwen3Text::pad_row(int64_t token_id) const {
-  LS_CHECK(0 <= token_id && token_id < sizes_.vocab, ShapeError,
-           "Qwen3: padding token {} of a vocabulary of {}", token_id, sizes_.vocab);
-  at::Tensor h = embedding_.narrow(0, token_id, 1);
-  for (const auto& layer : layers_) h = layer->feed_forward(h, fused);
-  return h.squeeze(0);
+at::Tensor Qwen3Text::final_norm(const at::Tensor& hidden) const {
+  return norm_.forward(hidden, fused.norms);
 }
 
 }  // namespace longship::nn

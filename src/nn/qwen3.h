@@ -10,8 +10,11 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <string>
+#include <tuple>
 #include <vector>
 
+#include "nn/fp8.h"
 #include "nn/fused.h"
 #include "nn/layer_runner.h"
 #include "nn/linear.h"
@@ -40,14 +43,21 @@ class Qwen3Attention : public Module {
  public:
   explicit Qwen3Attention(const Qwen3Sizes& sizes);
   /// x [N, width], normalised -> the branch [N, width]; zero at padding rows. Causal inside a
-  /// sample. `rope` [N, 1, head_dim / 2] in the dtype of x.
+  /// sample. `rope` [N, 1, head_dim / 2] in the dtype of x. fused.rope: norm of the heads and
+  /// rotation in one pass, rounded once.
   at::Tensor forward(const at::Tensor& x, const PackedSamples& samples, const RopeTable& rope,
                      const Fused& fused) const;
 
   Linear q_proj, k_proj, v_proj, o_proj;
-  ScaledRmsNorm q_norm, k_norm;  // of each head, before the rotation
+  ScaledRmsNorm q_norm, k_norm;        // of each head, before the rotation
+  const Fp8Linear* fp8_qkv = nullptr;  // null: the model's dtype
+  const Fp8Linear* fp8_out = nullptr;
 
  private:
+  /// q, k, v of the attention: [N, heads, head_dim], in the dtype of x.
+  std::tuple<at::Tensor, at::Tensor, at::Tensor> heads(const at::Tensor& x, const RopeTable& rope,
+                                                       const Fused& fused) const;
+
   int64_t num_heads_, num_kv_heads_, head_dim_;
 };
 
@@ -57,8 +67,6 @@ class Qwen3Layer : public Module {
   /// The stream [N, width] behind the layer. Reads this layer's parameters only.
   at::Tensor forward(const at::Tensor& h, const PackedSamples& samples, const RopeTable& rope,
                      const Fused& fused) const;
-  /// The second half, h + mlp(norm(h)): all that happens to a row whose attention gives zero.
-  at::Tensor feed_forward(const at::Tensor& h, const Fused& fused) const;
 
   ScaledRmsNorm input_layernorm;
   Qwen3Attention self_attn;
@@ -84,22 +92,20 @@ class Qwen3Text : public Module {
   /// the stream. Throws ShapeError.
   RopeTable rope(const at::Tensor& positions, at::ScalarType dtype) const;
   /// Runs layers [first, last) on the packed stream [N, width]; j of `deepstack` counts from layer
-  /// 0 whatever `first` is. Taps "text_layer<l>.in" and "text_layer<l>.out" (before the addition).
-  /// Throws ShapeError.
+  /// 0 whatever `first` is. A padding row (segment id 0) goes through norms and MLPs alone, as in
+  /// the references, which attend over valid tokens only. Taps "text_layer<l>.in" and
+  /// "text_layer<l>.out" (before the addition). Throws ShapeError.
   at::Tensor layers(const at::Tensor& hidden, const PackedSamples& samples, const RopeTable& rope,
                     int64_t first, int64_t last, const Qwen3Deepstack& deepstack = {}) const;
   at::Tensor final_norm(const at::Tensor& hidden) const;
 
-  /// What a padding row holds behind the last layer in the references, which pad with `token_id`
-  /// and attend over valid tokens only: [width], before the final norm, the same at every padding
-  /// place. Reads all layers outside of `run`. A padding row of a pack (segment id 0) with this
-  /// token goes the same way through layers(), inside of `run`.
-  at::Tensor pad_row(int64_t token_id) const;
-
   const Qwen3Sizes& sizes() const { return sizes_; }
 
+  /// Asks for FP8 sites "<prefix>.<layer>.qkv", ".out", ".gate_up" and ".down".
+  void use_fp8(Fp8Layers& layers, const std::string& prefix);
+
   // Set by the model.
-  Fused fused;      // reads `stacked`
+  Fused fused;      // reads `norms`, `activations`, `rope`, `stacked`
   LayerRunner run;  // one call per layer, inputs and outputs {stream}
   Tap tap;
 

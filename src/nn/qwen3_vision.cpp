@@ -48,7 +48,7 @@ Qwen3VisionAttention::Qwen3VisionAttention(int64_t width, int64_t num_heads)
 at::Tensor Qwen3VisionAttention::mix(const at::Tensor& x, const PackedSamples& pictures,
                                      const PatchRotation& rotation, const Fused& fused) const {
   const int64_t head_dim = x.size(1) / num_heads_;
-  const at::Tensor all = qkv.forward(x);
+  const at::Tensor all = product(qkv, x, fp8_qkv);
   if (all.is_meta()) return at::empty_like(x);  // LibTorch has no meta kernels for the mask
   const auto& [cos, sin] = rotation.table;
   if (fused.rope) {
@@ -70,10 +70,11 @@ Qwen3VisionMlp::Qwen3VisionMlp(int64_t width, int64_t hidden)
 
 at::Tensor Qwen3VisionMlp::forward(const at::Tensor& x, const Fused& fused) const {
   if (fused.activations && linear_fc1.weight.scalar_type() == x.scalar_type()) {
-    return linear_fc2.forward(
-        ops::gelu_bias(stacked_linear(x, {linear_fc1.weight}), linear_fc1.bias));
+    const at::Tensor first =
+        fp8_fc1 ? fp8_fc1->forward(x, {linear_fc1.weight}) : stacked_linear(x, {linear_fc1.weight});
+    return product(linear_fc2, ops::gelu_bias(first, linear_fc1.bias), fp8_fc2);
   }
-  return linear_fc2.forward(at::gelu(linear_fc1.forward(x), "tanh"));
+  return product(linear_fc2, at::gelu(product(linear_fc1, x, fp8_fc1), "tanh"), fp8_fc2);
 }
 
 Qwen3VisionBlock::Qwen3VisionBlock(const Qwen3VisionSizes& s)
@@ -89,8 +90,8 @@ Qwen3VisionBlock::Qwen3VisionBlock(const Qwen3VisionSizes& s)
 
 at::Tensor Qwen3VisionBlock::forward(const at::Tensor& h, const PackedSamples& pictures,
                                      const PatchRotation& rotation, const Fused& fused) const {
-  const at::Tensor branch =
-      attn.proj.forward(attn.mix(norm1.forward(h, fused.norms), pictures, rotation, fused));
+  const at::Tensor branch = product(
+      attn.proj, attn.mix(norm1.forward(h, fused.norms), pictures, rotation, fused), attn.fp8_out);
   const Normed middle =
       add_layer_norm(h, branch, norm2.weight, norm2.bias, norm2.eps(), fused.norms);
   return middle.h + mlp.forward(middle.y, fused);
@@ -139,6 +140,17 @@ Qwen3Vision::Qwen3Vision(const Qwen3VisionSizes& s) : sizes_(s), merger_(s, fals
   for (size_t j = 0; j < s.deepstack.size(); ++j) {
     deepstack_mergers_.push_back(std::make_unique<Qwen3PatchMerger>(s, true));
     register_child(fmt::format("deepstack_merger_list.{}", j), *deepstack_mergers_.back());
+  }
+}
+
+void Qwen3Vision::use_fp8(Fp8Layers& layers, const std::string& prefix) {
+  for (size_t l = 0; l < blocks_.size(); ++l) {
+    Qwen3VisionBlock& block = *blocks_[l];
+    const auto name = [&](const char* part) { return fmt::format("{}.{}.{}", prefix, l, part); };
+    block.attn.fp8_qkv = layers.linear(name("qkv"), {block.attn.qkv.weight});
+    block.attn.fp8_out = layers.linear(name("out"), {block.attn.proj.weight});
+    block.mlp.fp8_fc1 = layers.linear(name("fc1"), {block.mlp.linear_fc1.weight});
+    block.mlp.fp8_fc2 = layers.linear(name("fc2"), {block.mlp.linear_fc2.weight});
   }
 }
 

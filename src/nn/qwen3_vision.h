@@ -9,8 +9,10 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
+#include "nn/fp8.h"
 #include "nn/fused.h"
 #include "nn/layer_runner.h"
 #include "nn/linear.h"
@@ -68,7 +70,9 @@ class Qwen3VisionAttention : public Module {
   at::Tensor mix(const at::Tensor& x, const PackedSamples& pictures, const PatchRotation& rotation,
                  const Fused& fused) const;
 
-  Linear qkv, proj;  // qkv: query rows, key rows, value rows
+  Linear qkv, proj;                    // qkv: query rows, key rows, value rows
+  const Fp8Linear* fp8_qkv = nullptr;  // null: the model's dtype
+  const Fp8Linear* fp8_out = nullptr;
 
  private:
   int64_t num_heads_;
@@ -81,6 +85,8 @@ class Qwen3VisionMlp : public Module {
   at::Tensor forward(const at::Tensor& x, const Fused& fused) const;
 
   Linear linear_fc1, linear_fc2;
+  const Fp8Linear* fp8_fc1 = nullptr;
+  const Fp8Linear* fp8_fc2 = nullptr;
 };
 
 class Qwen3VisionBlock : public Module {
@@ -130,6 +136,9 @@ class Qwen3Vision : public Module {
                               const PackedSamples& pictures) const;
 
   const Qwen3VisionSizes& sizes() const { return sizes_; }
+
+  /// Asks for FP8 sites "<prefix>.<block>.qkv", ".out", ".fc1" and ".fc2". The mergers have none.
+  void use_fp8(Fp8Layers& layers, const std::string& prefix);
 
   // Set by the model.
   Fused fused;  // reads `norms`, `activations` and `rope`

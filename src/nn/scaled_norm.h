@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "nn/module.h"
+#include "nn/norm.h"
 
 namespace longship::nn {
 
@@ -17,8 +18,12 @@ at::Tensor scaled_rms_norm(const at::Tensor& x, const at::Tensor& weight, double
 class ScaledRmsNorm : public Module {
  public:
   ScaledRmsNorm(int64_t width, double eps);
-  /// x [..., width] -> same shape, dtype as of scaled_rms_norm.
-  at::Tensor forward(const at::Tensor& x) const { return scaled_rms_norm(x, weight, eps_); }
+  /// x [..., width] -> scaled_rms_norm in the dtype of x. Fused: one pass over memory, and the
+  /// quotient is not rounded.
+  at::Tensor forward(const at::Tensor& x, bool fused) const;
+  /// h' = h + branch and y = forward(h'); h, branch [..., width] of one dtype. Fused: one pass.
+  Normed add(const at::Tensor& h, const at::Tensor& branch, bool fused) const;
+  double eps() const { return eps_; }
 
   at::Tensor weight;  // [width]
 

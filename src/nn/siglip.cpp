@@ -83,17 +83,14 @@ Normed SiglipLayer::forward(const Normed& x, const LayerNorm& next,
                             const SiglipRows* rows) const {
   // The bias belongs into the product, before its only rounding: h and a rounded product often sum
   // to the middle between two bf16 values, where any bias, however small, would decide.
-  const auto product = [](const at::Tensor& in, const Linear& layer, const Fp8Linear* fp8) {
-    return fp8 ? fp8->forward(in, {layer.weight}, layer.bias) : layer.forward(in);
-  };
   const auto add = [&](const at::Tensor& h, const at::Tensor& branch, const LayerNorm& norm) {
     return add_layer_norm(h, branch, norm.weight, norm.bias, norm.eps(), fused.norms);
   };
   const at::Tensor mixed = self_attn.mix(x.y.to(precision.gemm), fused, rows);
   const Normed middle =
-      add(x.h, product(mixed, self_attn.out_proj, self_attn.fp8_out), layer_norm2);
+      add(x.h, product(self_attn.out_proj, mixed, self_attn.fp8_out), layer_norm2);
   const at::Tensor hidden = mlp.hidden(middle.y.to(precision.gemm), fused.activations);
-  return add(middle.h, product(hidden, mlp.fc2, mlp.fp8_fc2), next);
+  return add(middle.h, product(mlp.fc2, hidden, mlp.fp8_fc2), next);
 }
 
 SiglipTower::SiglipTower(const SiglipSizes& sizes)
@@ -159,16 +156,17 @@ at::Tensor SiglipTower::encode(const at::Tensor& embeddings, const SiglipPrecisi
   return run_siglip_layers(layers_, post_layernorm_, embeddings, precision, fused, run);
 }
 
-void SiglipTower::use_fp8(Fp8Layers& layers, const std::string& prefix) {
-  for (size_t l = 0; l < layers_.size(); ++l) {
-    SiglipLayer& layer = *layers_[l];
+void use_siglip_fp8(const std::vector<std::unique_ptr<SiglipLayer>>& layers, Fp8Layers& fp8,
+                    const std::string& prefix) {
+  for (size_t l = 0; l < layers.size(); ++l) {
+    SiglipLayer& layer = *layers[l];
     const auto name = [&](const char* part) { return fmt::format("{}.{}.{}", prefix, l, part); };
     SiglipAttention& attention = layer.self_attn;
-    attention.fp8_qkv = layers.linear(
+    attention.fp8_qkv = fp8.linear(
         name("qkv"), {attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight});
-    attention.fp8_out = layers.linear(name("out"), {attention.out_proj.weight});
-    layer.mlp.fp8_fc1 = layers.linear(name("fc1"), {layer.mlp.fc1.weight});
-    layer.mlp.fp8_fc2 = layers.linear(name("fc2"), {layer.mlp.fc2.weight});
+    attention.fp8_out = fp8.linear(name("out"), {attention.out_proj.weight});
+    layer.mlp.fp8_fc1 = fp8.linear(name("fc1"), {layer.mlp.fc1.weight});
+    layer.mlp.fp8_fc2 = fp8.linear(name("fc2"), {layer.mlp.fc2.weight});
   }
 }
 

@@ -6,6 +6,7 @@
 
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "nn/fp8.h"
@@ -84,6 +85,10 @@ at::Tensor run_siglip_layers(const std::vector<std::unique_ptr<SiglipLayer>>& la
                              const SiglipPrecision& precision, const Fused& fused,
                              const LayerRunner& run, const SiglipRowsOf& rows_of = {});
 
+/// Asks for FP8 sites "<prefix>.<layer>.qkv", ".out", ".fc1" and ".fc2".
+void use_siglip_fp8(const std::vector<std::unique_ptr<SiglipLayer>>& layers, Fp8Layers& fp8,
+                    const std::string& prefix);
+
 /// Registers everything under "vision_model.".
 class SiglipTower : public Module {
  public:
@@ -98,8 +103,9 @@ class SiglipTower : public Module {
 
   const SiglipSizes& sizes() const { return sizes_; }
 
-  /// Asks for FP8 sites "<prefix>.<layer>.qkv", ".out", ".fc1" and ".fc2".
-  void use_fp8(Fp8Layers& layers, const std::string& prefix);
+  void use_fp8(Fp8Layers& layers, const std::string& prefix) {
+    use_siglip_fp8(layers_, layers, prefix);
+  }
 
  private:
   SiglipSizes sizes_;

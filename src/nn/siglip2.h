@@ -7,6 +7,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "nn/linear.h"
@@ -76,6 +77,10 @@ class Siglip2Tower : public Module {
   at::Tensor encode(const at::Tensor& embeddings, const Siglip2Rows& rows,
                     const SiglipPrecision& precision, const Fused& fused = {},
                     const LayerRunner& run = {}) const;
+  /// FP8 sites of the layers, named as by use_siglip_fp8().
+  void use_fp8(Fp8Layers& layers, const std::string& prefix) {
+    use_siglip_fp8(layers_, layers, prefix);
+  }
 
  private:
   Siglip2Sizes sizes_;

@@ -4,10 +4,12 @@
 
 #include "nn/stacked_linear.h"
 #include "nn/tensor_math.h"
+#include "ops/swiglu.h"
 
 namespace longship::nn {
 
-at::Tensor swiglu(const at::Tensor& gate_up) {
+at::Tensor swiglu(const at::Tensor& gate_up, bool fused) {
+  if (fused) return ops::swiglu(gate_up);
   const int64_t half = gate_up.size(-1) / 2;
   return at::silu(gate_up.narrow(-1, 0, half)) * gate_up.narrow(-1, half, half);
 }
@@ -23,10 +25,13 @@ SwiGluMlp::SwiGluMlp(int64_t width, int64_t hidden)
 }
 
 at::Tensor SwiGluMlp::forward(const at::Tensor& x, const Fused& fused) const {
-  if (fused.stacked) {
-    return down_proj.forward(swiglu(stacked_linear(x, {gate_proj.weight, up_proj.weight})));
+  if (!fused.stacked && !fused.activations && !fp8_gate_up) {
+    return product(down_proj, at::silu(gate_proj.forward(x)) * up_proj.forward(x), fp8_down);
   }
-  return down_proj.forward(at::silu(gate_proj.forward(x)) * up_proj.forward(x));
+  const at::Tensor gate_up = fp8_gate_up
+                                 ? fp8_gate_up->forward(x, {gate_proj.weight, up_proj.weight})
+                                 : stacked_linear(x, {gate_proj.weight, up_proj.weight});
+  return product(down_proj, swiglu(gate_up, fused.activations), fp8_down);
 }
 
 }  // namespace longship::nn

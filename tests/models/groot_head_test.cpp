@@ -8,16 +8,14 @@
 #include <ATen/ops/zeros_like.h>
 #include <gtest/gtest.h>
 
-#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 
 #include "base/error.h"
 #include "base/rng.h"
+#include "groot_head_case.h"
 #include "io/tensor_io.h"
-#include "models/groot/action_head.h"
-#include "models/parity.h"
 #include "nn/tensor_math.h"
 #include "support/expect_error.h"
 #include "support/paths.h"
@@ -28,129 +26,9 @@ namespace {
 using longship::testing::expect_error;
 using longship::testing::golden_path;
 using nlohmann::json;
-using Tensors = std::map<std::string, at::Tensor>;
-
-json read_json(const std::string& file) {
-  std::ifstream in(golden_path(file));
-  return json::parse(in);
-}
-
-GrootHeadSizes sizes_of(const json& c) {
-  GrootHeadSizes s;
-  const json& dit = c.at("diffusion_model_cfg");
-  s.version = c.at("model_type") == "Gr00tN1d6" ? 16 : 17;
-  s.backbone_width = c.at("backbone_embedding_dim");
-  s.hidden = c.at("hidden_size");
-  s.width = c.at("input_embedding_dim");
-  s.state_dim = c.at("max_state_dim").get<int64_t>() * c.value("state_history_length", 1);
-  s.action_dim = c.at("max_action_dim");
-  s.horizon = c.at("action_horizon");
-  s.embodiments = c.at("max_num_embodiments");
-  s.heads = dit.at("num_attention_heads");
-  s.head_dim = dit.at("attention_head_dim");
-  s.depth = dit.at("num_layers");
-  s.interleave_self_attention = dit.at("interleave_self_attention");
-  s.alternate_vl = c.at("use_alternate_vl_dit");
-  s.attend_text_every_n_blocks = c.at("attend_text_every_n_blocks");
-  s.vl_depth = 0;
-  if (c.value("use_vl_self_attention", false)) {
-    const json& vl = c.at("vl_self_attention_cfg");
-    s.vl_depth = vl.at("num_layers");
-    s.vl_heads = vl.at("num_attention_heads");
-    s.vl_head_dim = vl.at("attention_head_dim");
-  }
-  s.has_vlln = c.at("use_vlln");
-  s.position_rows = c.at("add_pos_embed") ? c.at("max_seq_len").get<int64_t>() : 0;
-  s.noise_s = c.at("noise_s");
-  s.time_buckets = c.at("num_timestep_buckets");
-  s.inference_steps = c.at("num_inference_timesteps");
-  s.state_dropout = c.at("state_dropout_prob");
-  return s;
-}
-
-/// A golden head with its weights and inputs.
-struct Case {
-  explicit Case(const std::string& folder, const nn::Fused& fused = {},
-                at::ScalarType dtype = at::kFloat)
-      : sizes(sizes_of(read_json(folder + "/config.json"))),
-        head(sizes, groot_head_precision(sizes.version, dtype), fused),
-        inputs(io::load_tensors(golden_path(folder) / "inputs.safetensors")) {
-    head.materialise(at::kCPU, [](std::string_view) { return at::kFloat; });
-    Tensors weights = io::load_tensors(golden_path(folder) / "weights.safetensors");
-    for (auto& [name, parameter] : head.named_parameters()) {
-      const auto it = weights.find(name);
-      LS_CHECK(it != weights.end(), InternalError, "the case has no weight '{}'", name);
-      LS_CHECK(it->second.sizes() == parameter.sizes(), InternalError, "shape of '{}'", name);
-      parameter.copy_(it->second);
-      parameter.set_requires_grad(true);
-      weights.erase(it);
-    }
-    LS_CHECK(weights.empty(), InternalError, "no parameter takes '{}'", weights.begin()->first);
-    features = inputs.at("backbone_features").clone().set_requires_grad(true);
-  }
-
-  const at::Tensor& in(const char* name) const { return inputs.at(name); }
-  at::Tensor flag(const char* name) const { return in(name).to(at::kBool); }
-  GrootVlContext context(const GrootHeadCall& call = {}) const {
-    return head.encode_context(features, flag("backbone_attention_mask"), flag("image_mask"), call);
-  }
-  GrootFlowInputs flow_inputs() const {
-    return {in("state"),
-            in("action"),
-            in("action_mask"),
-            in("noise"),
-            in("beta_sample"),
-            in("embodiment_id"),
-            head.left_out(in("state_dropout_u"))};
-  }
-  GrootFlow flow(const GrootHeadCall& call = {}) const {
-    return head.flow(context(call), flow_inputs(), call);
-  }
-  /// Loss, prediction and every gradient.
-  Tensors outcome(const GrootHeadCall& call = {}) {
-    const GrootFlow out = flow(call);
-    out.loss.backward();
-    Tensors all{{"loss", out.loss.detach()}, {"pred", out.pred.detach()}};
-    for (auto& [name, parameter] : head.named_parameters())
-      all["grad." + name] = grad_of(parameter);
-    all["grad_input.backbone_features"] = grad_of(features);
-    return all;
-  }
-  static at::Tensor grad_of(const at::Tensor& t) {
-    return t.grad().defined() ? t.grad().clone() : at::zeros_like(t);
-  }
-
-  GrootHeadSizes sizes;
-  GrootActionHead head;
-  Tensors inputs;
-  at::Tensor features;
-};
-
-bool zero_in_exact_arithmetic(const std::string& name) {
-  return name.ends_with("attn1.to_k.bias");
-}
-
-double relative(const at::Tensor& ours, const at::Tensor& ref) {
-  return parity_error(ours, ref, 1e-6).second;
-}
-
-/// Gradients whose own largest value is small are judged on the scale of the case's largest one, as
-/// the parity runner does.
-void expect_close(const Tensors& ours, const Tensors& ref, double tolerance) {
-  double largest = 0;
-  for (const auto& [name, tensor] : ref) {
-    if (name.starts_with("grad")) largest = std::max(largest, tensor.abs().max().item<double>());
-  }
-  for (const auto& [name, tensor] : ref) {
-    if (zero_in_exact_arithmetic(name)) continue;
-    const double floor = name.starts_with("grad") ? 1e-3 * largest : 1e-6;
-    EXPECT_LT(parity_error(ours.at(name), tensor, floor).second, tolerance) << name;
-  }
-}
-
-void expect_equal(const Tensors& ours, const Tensors& ref) {
-  for (const auto& [name, tensor] : ref) EXPECT_TRUE(at::equal(ours.at(name), tensor)) << name;
-}
+using namespace testing;  // groot_head_case
+using Tensors = HeadTensors;
+using Case = HeadCase;
 
 void set_one_embodiment(Case& c) {
   c.inputs["embodiment_id"] = at::full({c.in("state").size(0)}, 3, at::kLong);
@@ -187,7 +65,7 @@ TEST_P(GrootHeadGolden, EveryNumber) {
     } else if (name == "t_discretized") {
       EXPECT_TRUE(at::equal(ours.at(name), ref));
     } else {
-      EXPECT_LE(relative(ours.at(name), ref), name.starts_with("grad") ? 1e-4 : 3e-5) << name;
+      EXPECT_LE(head_error(ours.at(name), ref), name.starts_with("grad") ? 1e-4 : 3e-5) << name;
     }
   }
 }
@@ -211,15 +89,15 @@ TEST_P(GrootHeadGolden, Samples) {
   const GrootVlContext context = c.context();
   const at::Tensor plain =
       c.head.integrate(context, c.in("state"), c.in("embodiment_id"), expected.at("noise"));
-  EXPECT_LE(relative(plain, expected.at("action_pred")), 3e-5);
+  EXPECT_LE(head_error(plain, expected.at("action_pred")), 3e-5);
   if (!expected.contains("rtc_action_pred")) return;
-  const json options = read_json(std::string(GetParam()) + "/inputs.json").at("rtc_options");
+  const json options = read_golden_json(std::string(GetParam()) + "/inputs.json").at("rtc_options");
   const GrootRtc rtc{expected.at("rtc_prev_action"), options.at("action_horizon"),
                      options.at("rtc_overlap_steps"), options.at("rtc_frozen_steps"),
                      options.at("rtc_ramp_rate")};
   const at::Tensor chunked = c.head.integrate(context, c.in("state"), c.in("embodiment_id"),
                                               expected.at("noise"), {}, &rtc);
-  EXPECT_LE(relative(chunked, expected.at("rtc_action_pred")), 3e-5);
+  EXPECT_LE(head_error(chunked, expected.at("rtc_action_pred")), 3e-5);
 }
 
 TEST_P(GrootHeadGolden, OneEmbodimentIsOneProduct) {
@@ -233,7 +111,7 @@ TEST_P(GrootHeadGolden, OneEmbodimentIsOneProduct) {
                          all.in("sample_noise"), {.one_embodiment = true});
   const at::Tensor slow = each.head.integrate(each.context(), each.in("state"),
                                               each.in("embodiment_id"), each.in("sample_noise"));
-  EXPECT_LT(relative(fast, slow), 1e-5);
+  EXPECT_LT(head_error(fast, slow), 1e-5);
 }
 
 TEST_P(GrootHeadGolden, StackedAndFusedProductsAreTheSame) {
@@ -257,17 +135,6 @@ TEST_P(GrootHeadGolden, StacksLieBehindEachOther) {
   EXPECT_EQ(stacks.size(), static_cast<size_t>(2 + 2 * (c.sizes.depth + c.sizes.vl_depth)));
 }
 
-/// Drops by multipliers of one site, from its number only.
-at::Tensor drop_drawn(const at::Tensor& x, int64_t site) {
-  at::Tensor out = at::zeros(x.sizes());
-  std::vector<double> u(static_cast<size_t>(out.numel()));
-  fill_uniform(make_key(1, RngStream::kDropout, 0, static_cast<uint64_t>(site)), u);
-  for (size_t i = 0; i < u.size(); ++i) {
-    out.mutable_data_ptr<float>()[i] = u[i] < 0.2 ? 0.0f : 1.25f;
-  }
-  return x * out;
-}
-
 TEST_P(GrootHeadGolden, DropoutAsksEverySiteInOrder) {
   Case c(GetParam());
   std::vector<int64_t> sites, widths;
@@ -288,7 +155,7 @@ TEST_P(GrootHeadGolden, DropoutAsksEverySiteInOrder) {
   Case without(GetParam());
   expect_equal(kept, without.outcome());
   Case dropped(GetParam());
-  EXPECT_GT(relative(dropped.outcome({.dropout = drop_drawn}).at("pred"), kept.at("pred")), 1e-3);
+  EXPECT_GT(head_error(dropped.outcome({.dropout = drop_drawn}).at("pred"), kept.at("pred")), 1e-3);
 }
 
 TEST_P(GrootHeadGolden, WithoutFinalDropoutTwoSitesAreGone) {
@@ -357,8 +224,8 @@ TEST_P(GrootHeadGolden, Bf16ProductsStayClose) {
   const GrootFlow a = exact.flow(), b = rounded.flow();
   EXPECT_EQ(b.pred.scalar_type(), at::kFloat);
   EXPECT_EQ(b.loss.scalar_type(), at::kFloat);
-  EXPECT_LT(relative(b.loss.to(at::kFloat), a.loss), 2e-2);
-  EXPECT_LT(relative(b.pred, a.pred), 8e-2);
+  EXPECT_LT(head_error(b.loss.to(at::kFloat), a.loss), 2e-2);
+  EXPECT_LT(head_error(b.pred, a.pred), 8e-2);
   b.loss.backward();
   for (auto& [name, parameter] : rounded.head.named_parameters()) {
     EXPECT_EQ(Case::grad_of(parameter).scalar_type(), at::kFloat) << name;
@@ -384,11 +251,11 @@ TEST(CategoryLinear, ProductsAndGradientsPerSample) {
   ids[1].fill_(0);
   const at::Tensor y = layer.forward(x, {ids}, at::kFloat);
   const at::Tensor own = x[2].matmul(layer.weight[2]) + layer.bias[2];
-  EXPECT_LT(relative(y[2].detach(), own.detach()), 1e-6);
+  EXPECT_LT(head_error(y[2].detach(), own.detach()), 1e-6);
   y.sum().backward();
   const at::Tensor columns = x.sum(1).unsqueeze(-1).expand({3, 2, 4});  // of every sample
-  EXPECT_LT(relative(layer.weight.grad()[2], columns[0] + columns[2]), 1e-6);
-  EXPECT_LT(relative(layer.weight.grad()[0], columns[1]), 1e-6);
+  EXPECT_LT(head_error(layer.weight.grad()[2], columns[0] + columns[2]), 1e-6);
+  EXPECT_LT(head_error(layer.weight.grad()[0], columns[1]), 1e-6);
   EXPECT_EQ(layer.weight.grad()[1].abs().max().item<float>(), 0.0f);
   EXPECT_EQ(layer.bias.grad()[2][0].item<float>(), 4.0f);
   EXPECT_EQ(layer.forward(x, {ids}, at::kBFloat16).scalar_type(), at::kFloat);
@@ -486,7 +353,7 @@ TEST(GrootHead, IntegrationEqualsVelocitiesStepByStep) {
   }
   const at::Tensor once =
       c.head.integrate(context, c.in("state"), c.in("embodiment_id"), c.in("sample_noise"));
-  EXPECT_LT(relative(once, x), 1e-5);
+  EXPECT_LT(head_error(once, x), 1e-5);
 }
 
 TEST(GrootHead, FrozenRowsAreTheEndOfThePreviousChunk) {

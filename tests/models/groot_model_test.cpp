@@ -39,21 +39,36 @@ INSTANTIATE_TEST_SUITE_P(All, GrootGolden,
                                            "groot_n16/full_windows", "groot_n17/dit_head",
                                            "groot_n17/vision_rope"));
 
-// The recorded stress run of this case (fp32) leaves the same run in fp64 by 4.1e-4 at step 9 and
-// by up to 7.5e-4 behind it: its attention is so sharp there that rounding grows twentyfold in two
-// steps. Ours leaves the recording by 4.5e-4. Until then, and in everything else, the case's own
-// bounds hold.
+// From step 9 on, rounding alone moves the recorded stress run of this case by 1e-3: steps there
+// may pass by that. Up to step 8, and in everything else, the case's own bounds hold.
 TEST(GrootGolden, N17FullTiny) {
+  const ParityReport report = report_of("groot_n17/full_tiny");
+  EXPECT_TRUE(report.pass()) << format_report(report);
+  EXPECT_GE(report.rows.size(), 15U);
   constexpr std::string_view kStress = "train.json:stress step ";
-  for (const ParityRow& row : report_of("groot_n17/full_tiny").rows) {
-    const bool late =
-        row.name.starts_with(kStress) && std::stoi(row.name.substr(kStress.size())) >= 9;
-    if (late) {
-      EXPECT_LE(row.rel_error, 7.5e-4) << row.name;
-    } else {
-      EXPECT_TRUE(row.pass) << row.name << " " << row.rel_error;
-    }
+  int64_t early = 0;
+  for (const ParityRow& row : report.rows) {
+    const bool stress = row.name.starts_with(kStress);
+    if (stress && std::stoi(row.name.substr(kStress.size())) > 8) continue;
+    early += stress;
+    EXPECT_FALSE(row.rounding.has_value()) << row.name << " " << row.rel_error;
   }
+  EXPECT_EQ(early, 9);
+}
+
+// What the stress run is for: its steps before rounding grows show a wrong grouping of decay.
+TEST(GrootGolden, N17FullTinyFailsWithDecayOfAllParameters) {
+  const ParityReport report =
+      run_parity_case(longship::testing::golden_path("groot_n17/full_tiny"), {},
+                      [](std::vector<ParamInfo> parameters, ParityRecipe recipe) {
+                        recipe.no_decay.clear();
+                        return testing::plain_optimizer(std::move(parameters), recipe);
+                      });
+  int64_t early = 0;
+  for (const ParityRow& row : report.rows) {
+    early += !row.pass && row.rounding && row.rounding->spread < 1e-4;
+  }
+  EXPECT_GE(early, 1) << format_report(report);
 }
 
 GrootConfig config_of(GrootVersion version, const std::string& size) {

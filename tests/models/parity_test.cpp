@@ -1,8 +1,11 @@
 #include "models/parity.h"
 
+#include <ATen/ops/empty.h>
+#include <ATen/ops/equal.h>
 #include <ATen/ops/tensor.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -118,6 +121,226 @@ TEST(ParityRun, JsonSaysPassPerCaseAndRow) {
   EXPECT_TRUE(doc.at("pass").get<bool>());
   EXPECT_EQ(doc.at("cases").at(0).at("case"), "tiny_train");
   EXPECT_GT(doc.at("cases").at(0).at("rows").size(), 120u);
+}
+
+// Every element stays or becomes a neighbour, and all three happen.
+TEST(ParityMoved, ElementsBecomeNeighbours) {
+  at::Tensor value = at::empty({3000}, at::kFloat);
+  float* x = value.mutable_data_ptr<float>();
+  for (int64_t i = 0; i < 3000; ++i) x[i] = 1.0F + 1e-4F * static_cast<float>(i + 1);
+  x[7] = -x[7];
+  const at::Tensor moved = parity_moved(value, 1, "weight");
+  const float* y = moved.const_data_ptr<float>();
+  int64_t down = 0, up = 0;
+  for (int64_t i = 0; i < 3000; ++i) {
+    if (y[i] == x[i]) continue;
+    EXPECT_EQ(y[i], std::nextafter(x[i], y[i] > x[i] ? 10.0F : -10.0F)) << i;
+    (y[i] > x[i] ? up : down) += 1;
+  }
+  for (const int64_t count : {down, up, 3000 - down - up}) EXPECT_NEAR(count, 1000, 150);
+}
+
+TEST(ParityMoved, IsDrawnByMemberAndName) {
+  const at::Tensor value = at::tensor(std::vector<float>(64, 1.1F));
+  const at::Tensor moved = parity_moved(value, 1, "a");
+  EXPECT_TRUE(at::equal(moved, parity_moved(value, 1, "a")));
+  EXPECT_FALSE(at::equal(moved, parity_moved(value, 2, "a")));
+  EXPECT_FALSE(at::equal(moved, parity_moved(value, 1, "b")));
+  EXPECT_TRUE(at::equal(value, parity_moved(value, 0, "a")));
+  EXPECT_TRUE(at::equal(moved, parity_moved({{"a", value}}, 1, "").at("a")));
+}
+
+TEST(ParityMoved, EveryTypeMovesByItsOwnSpacing) {
+  for (const auto& [dtype, spacing] :
+       {std::pair{at::kDouble, 0x1p-52}, {at::kHalf, 0x1p-10}, {at::kBFloat16, 0x1p-7}}) {
+    const at::Tensor value = at::tensor(std::vector<double>(64, 1.5)).to(dtype);
+    const at::Tensor moved = parity_moved(value, 1, "a");
+    EXPECT_EQ(moved.scalar_type(), dtype);
+    EXPECT_EQ(parity_error(moved, value, 1.0).first, spacing) << at::toString(dtype);
+  }
+  const at::Tensor whole = at::tensor({1, 2, 3});
+  EXPECT_TRUE(at::equal(parity_moved(whole, 1, "a"), whole));
+}
+
+/// A small fit whose loss has the mean of `frozen` after `growth` more steps of the logistic map at
+/// each training step: every one of them doubles a difference.
+class MadeUpAdapter : public ParityAdapter {
+ public:
+  explicit MadeUpAdapter(int64_t growth, float start = 0.2F) : growth_(growth), start_(start) {}
+
+  std::map<std::string, at::Tensor> forward() override { return {}; }
+  std::map<std::string, at::Tensor> sample() override { return {}; }
+  void move_inputs(uint64_t member) override {
+    input_ = parity_moved(kInput, member, "input");
+    members.push_back(member);
+  }
+  std::vector<ParamInfo> begin_trajectory(const std::string&, const std::string&) override {
+    step_ = 0;
+    weight_ = at::tensor({0.7F, -0.9F, 0.3F}).requires_grad_(true);
+    frozen_ = at::empty({16}, at::kFloat);
+    for (int64_t i = 0; i < 16; ++i) {
+      frozen_.mutable_data_ptr<float>()[i] = start_ + 0.041F * static_cast<float>(i);
+    }
+    return {{"weight", weight_, ParamRole::kTrainable}, {"frozen", frozen_, ParamRole::kFrozen}};
+  }
+  at::Tensor train_loss(int64_t) override {
+    at::Tensor z = frozen_;
+    for (int64_t i = 0; i < growth_ * step_; ++i) z = z.mul(4).mul(z.neg().add(1));
+    ++step_;
+    return input_.mul(weight_).sum().sub(1).pow(2).add(z.mean());
+  }
+  ParityTolerance low_precision_tolerance() const override { return {}; }
+
+  std::vector<uint64_t> members;  // of every run, and the way back
+
+ private:
+  const at::Tensor kInput = at::tensor({0.3F, 0.6F, -1.1F});
+  int64_t growth_, step_ = 0;
+  float start_;
+  at::Tensor input_ = kInput, weight_, frozen_;
+};
+
+/// A recording of `reference` in a folder of its own, and how others are compared with it.
+struct MadeUpCase {
+  static constexpr int64_t kSteps = 17;
+
+  MadeUpCase(const std::string& name, MadeUpAdapter reference, double loss_factor = 1) {
+    c.folder = longship::testing::scratch_dir(name);
+    c.family = "made_up";
+    c.name = name;
+    c.tolerance.train = 1e-4;
+    c.trajectories = {{"train.json", "a recipe"}};
+    ParityRecipe recipe;
+    recipe.schedule = "cosine_with_warmup_openpi";
+    recipe.peak_lr = 3e-3;
+    recipe.warmup_steps = 2;
+    recipe.decay_steps = kSteps;
+    recipe.weight_decay = 0.1;
+    recipe.clip_norm = 100;
+    const auto optimizer =
+        testing::plain_optimizer(reference.begin_trajectory("train.json", ""), recipe);
+    doc["recipe"] = {{"schedule", recipe.schedule}, {"peak_lr", recipe.peak_lr},
+                     {"warmup_steps", 2},           {"decay_steps", kSteps},
+                     {"weight_decay", 0.1},         {"clip", 100}};
+    for (int64_t step = 0; step < kSteps; ++step) {
+      at::Tensor loss = reference.train_loss(0);
+      loss.backward();
+      doc["steps"].push_back(
+          {{"loss", loss_factor * loss.item<double>()}, {"lr", optimizer->lr(step)}});
+      optimizer->step(step);
+    }
+  }
+  ~MadeUpCase() { fs::remove_all(c.folder); }
+
+  ParityReport report(MadeUpAdapter& ours,
+                      const ParityOptimizerFactory& optimizer = testing::plain_optimizer) const {
+    std::ofstream(c.folder / "train.json") << doc.dump();
+    return run_parity_case(c, ours, {}, optimizer);
+  }
+
+  ParityCase c;
+  nlohmann::json doc;
+};
+
+TEST(ParityRounding, NoMemberRunsWhereEveryStepPasses) {
+  const MadeUpCase made("rounding_none", MadeUpAdapter(0));
+  MadeUpAdapter ours(0);
+  const ParityReport report = made.report(ours);
+  EXPECT_TRUE(report.pass()) << format_report(report);
+  EXPECT_EQ(report.num_by_rounding(), 0);
+  EXPECT_EQ(ours.members, std::vector<uint64_t>{0});
+  EXPECT_EQ(format_report(report).find("rounding alone"), std::string::npos);
+}
+
+TEST(ParityRounding, WrongDecayOfAWellConditionedRunFails) {
+  const MadeUpCase made("rounding_decay", MadeUpAdapter(0));
+  MadeUpAdapter ours(0);
+  const ParityReport report =
+      made.report(ours, [](std::vector<ParamInfo> parameters, ParityRecipe recipe) {
+        recipe.weight_decay = 0;
+        return testing::plain_optimizer(std::move(parameters), recipe);
+      });
+  EXPECT_FALSE(report.pass());
+  EXPECT_EQ(ours.members, (std::vector<uint64_t>{0, 1, 2, 3, 4, 0}));
+  const ParityRow& last = report.rows.back();
+  EXPECT_FALSE(last.pass);
+  EXPECT_DOUBLE_EQ(last.tolerance, 1e-4);
+  ASSERT_TRUE(last.rounding.has_value());
+  EXPECT_LT(last.rounding->spread, 1e-6);
+  EXPECT_GT(last.rounding->spread, 0);
+  EXPECT_NE(format_report(report).find("FAIL (rounding alone moves this run by"),
+            std::string::npos);
+}
+
+// The recording starts one rounding step away.
+TEST(ParityRounding, IllConditionedRunPassesAndSaysBy) {
+  const MadeUpCase made("rounding_ill", MadeUpAdapter(1, std::nextafter(0.2F, 1.0F)));
+  MadeUpAdapter ours(1);
+  const ParityReport report = made.report(ours);
+  EXPECT_TRUE(report.pass()) << format_report(report);
+  EXPECT_GT(report.num_by_rounding(), 0);
+  double spread = 0;
+  for (size_t k = 0; k < report.rows.size(); ++k) {
+    const ParityRow& row = report.rows[k];
+    EXPECT_EQ(row.rounding.has_value(), row.rel_error > 1e-4) << k;
+    if (k <= 8) {
+      EXPECT_FALSE(row.rounding.has_value()) << k;
+    }
+    if (!row.rounding) {
+      EXPECT_DOUBLE_EQ(row.tolerance, 1e-4);
+      continue;
+    }
+    EXPECT_DOUBLE_EQ(row.rounding->case_tolerance, 1e-4);
+    EXPECT_DOUBLE_EQ(row.tolerance, std::max(1e-4, ParityRounding::kFactor * row.rounding->spread));
+    EXPECT_GE(row.rounding->spread, spread) << "of all steps up to here";
+    spread = row.rounding->spread;
+  }
+  const std::string text = format_report(report);
+  EXPECT_NE(text.find("pass (rounding alone moves this run by"), std::string::npos) << text;
+  EXPECT_NE(text.find("the case asks for 1.0e-04"), std::string::npos) << text;
+  EXPECT_NE(text.find("not within the case's tolerance"), std::string::npos) << text;
+  const nlohmann::json doc = nlohmann::json::parse(reports_json({report}, {}));
+  EXPECT_EQ(doc.at("pass_by_rounding"), report.num_by_rounding());
+  const nlohmann::json& rows = doc.at("cases").at(0).at("rows");
+  EXPECT_TRUE(rows.at(0).at("rounding_spread").is_null());
+  const auto by = std::find_if(rows.begin(), rows.end(), [](const nlohmann::json& row) {
+    return !row.at("rounding_spread").is_null();
+  });
+  ASSERT_NE(by, rows.end());
+  EXPECT_EQ(by->at("case_tolerance"), 1e-4);
+  EXPECT_GT(by->at("rounding_spread").get<double>(), 0);
+}
+
+TEST(ParityRounding, ErrorBeyondRoundingFails) {
+  const MadeUpCase made("rounding_error", MadeUpAdapter(1), 1.02);
+  MadeUpAdapter ours(1);
+  const ParityReport report = made.report(ours);
+  for (const ParityRow& row : report.rows) EXPECT_FALSE(row.pass) << row.name;
+  EXPECT_LT(report.rows.back().tolerance, 0.02);
+}
+
+TEST(ParityRounding, RunThatRoundingMovesTooFarIsUnusable) {
+  const MadeUpCase made("rounding_cap", MadeUpAdapter(2, std::nextafter(0.2F, 1.0F)));
+  MadeUpAdapter ours(2);
+  const ParityReport report = made.report(ours);
+  EXPECT_FALSE(report.pass());
+  EXPECT_EQ(report.num_by_rounding(), 0);
+  const ParityRow& last = report.rows.back();
+  EXPECT_DOUBLE_EQ(last.tolerance, 1e-4);
+  ASSERT_TRUE(last.rounding.has_value());
+  EXPECT_GT(last.rounding->spread, ParityRounding::kLargestSpread);
+  EXPECT_NE(last.note.find("unusable"), std::string::npos);
+}
+
+TEST(ParityRounding, WrongLearningRateStaysWrong) {
+  MadeUpCase made("rounding_lr", MadeUpAdapter(1, std::nextafter(0.2F, 1.0F)));
+  for (nlohmann::json& step : made.doc["steps"]) {
+    step["lr"] = 2 * step["lr"].get<double>() + 1e-3;
+  }
+  MadeUpAdapter ours(1);
+  const ParityReport report = made.report(ours);
+  EXPECT_EQ(report.num_by_rounding(), 0);
+  for (const ParityRow& row : report.rows) EXPECT_FALSE(row.pass) << row.name;
 }
 
 TEST(Registry, UnknownFamilyGetsASuggestion) {

@@ -21,6 +21,7 @@
 #include "base/error.h"
 #include "nn/attention.h"
 #include "nn/tensor_math.h"
+#include "ops/stream_norm.h"
 
 namespace longship::models {
 namespace {
@@ -151,10 +152,11 @@ at::Tensor groot_action_time(const at::Tensor& bucket, int64_t width) {
   return at::cat({at::sin(angle), at::cos(angle)}, -1);
 }
 
-GrootActionEncoder::GrootActionEncoder(int64_t embodiments, int64_t action_dim, int64_t width)
-    : w1_(embodiments, action_dim, width),
-      w2_(embodiments, 2 * width, width),
-      w3_(embodiments, width, width) {
+GrootActionEncoder::GrootActionEncoder(int64_t embodiments, int64_t action_dim, int64_t width,
+                                       const std::vector<int64_t>& slots)
+    : w1_(embodiments, action_dim, width, slots),
+      w2_(embodiments, 2 * width, width, slots),
+      w3_(embodiments, width, width, slots) {
   register_child("W1", w1_);
   register_child("W2", w2_);
   register_child("W3", w3_);
@@ -175,9 +177,10 @@ GrootActionHead::GrootActionHead(const GrootHeadSizes& sizes, const GrootHeadPre
       precision_(precision),
       fused_(fused),
       dit_(dit_sizes(sizes)),
-      state_encoder_(sizes.embodiments, sizes.state_dim, sizes.hidden, sizes.width),
-      action_encoder_(sizes.embodiments, sizes.action_dim, sizes.width),
-      action_decoder_(sizes.embodiments, sizes.hidden, sizes.hidden, sizes.action_dim) {
+      state_encoder_(sizes.embodiments, sizes.state_dim, sizes.hidden, sizes.width, sizes.slots),
+      action_encoder_(sizes.embodiments, sizes.action_dim, sizes.width, sizes.slots),
+      action_decoder_(sizes.embodiments, sizes.hidden, sizes.hidden, sizes.action_dim,
+                      sizes.slots) {
   if (sizes.has_mask_token()) register_parameter("mask_token", mask_token_, {1, 1, sizes.width});
   register_child("model", dit_);
   register_child("state_encoder", state_encoder_);
@@ -209,8 +212,18 @@ std::vector<std::string> GrootActionHead::units() const {
   return out;
 }
 
+void GrootActionHead::use_fp8(nn::Fp8Layers& layers) {
+  if (vl_self_attention_) vl_self_attention_->use_fp8(layers);
+  dit_.use_fp8(layers);
+}
+
 GrootRun GrootActionHead::run(const GrootHeadCall& call) const {
   return {precision_, fused_, call.dropout, hooks, recomputed, tap};
+}
+
+nn::Categories GrootActionHead::categories(const at::Tensor& embodiment,
+                                           const GrootHeadCall& call) const {
+  return {nn::local_categories(embodiment, sizes_.slots), call.one_embodiment};
 }
 
 void GrootActionHead::check_actions(const at::Tensor& actions, const char* what) const {
@@ -235,8 +248,15 @@ GrootVlContext GrootActionHead::encode_context(const at::Tensor& features, const
            ShapeError, "groot: valid and image must be [{}, {}] bool, as the backbone features",
            features.size(0), features.size(1));
   const GrootRun how = run(call);
-  at::Tensor x = features.to(precision_.stream);
-  if (vlln_) x = vlln_->forward(x, fused_.norms);
+  at::Tensor x = features;
+  if (vlln_ && fused_.norms) {
+    x = ops::stream_norm(x, {vlln_->weight, vlln_->bias, /*plus_one=*/false, vlln_->eps()},
+                         precision_.stream)
+            .second;
+  } else {
+    x = x.to(precision_.stream);
+    if (vlln_) x = vlln_->forward(x, false);
+  }
   how.record("act.vlln", x);
   if (vl_self_attention_) {
     x = vl_self_attention_->forward(x, how);
@@ -247,6 +267,10 @@ GrootVlContext GrootActionHead::encode_context(const at::Tensor& features, const
   if (!sizes_.alternate_vl) {
     out.all.rows = x;
     return out;
+  }
+  const bool flash = x.is_cuda() && precision_.gemm == at::kBFloat16 && sizes_.head_dim % 8 == 0;
+  if (fused_.attention && call.read.defined() && (flash || x.is_cpu())) {
+    return pack_vl_rows(x, call.read, sizes_.horizon + 1);
   }
   out.text = masked_rows(x, at::bitwise_and(valid, image.bitwise_not()), precision_.gemm,
                          call.text_and_images);
@@ -303,7 +327,7 @@ at::Tensor GrootActionHead::velocity(const GrootVlContext& context, const at::Te
                                      const GrootHeadCall& call) const {
   check_actions(x_t, "noisy actions");
   const GrootRun how = run(call);
-  const nn::Categories slots{embodiment, call.one_embodiment};
+  const nn::Categories slots = categories(embodiment, call);
   const at::Tensor token = state_token(state, slots, left_out, how);
   return velocity_of(context, token, x_t, time_terms(bucket, how), slots, how, nullptr);
 }
@@ -335,7 +359,7 @@ at::Tensor GrootActionHead::integrate(const GrootVlContext& context, const at::T
                                       const GrootHeadCall& call, const GrootRtc* rtc) const {
   check_actions(noise, "noise");
   const GrootRun how = run(call);
-  const nn::Categories slots{embodiment, call.one_embodiment};
+  const nn::Categories slots = categories(embodiment, call);
   at::Tensor x = noise.to(precision_.stream), strength;
   if (rtc != nullptr) {
     check_rtc(*rtc, noise);

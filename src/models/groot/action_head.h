@@ -31,6 +31,7 @@ struct GrootHeadSizes {
   int64_t action_dim = 132;
   int64_t horizon = 40;
   int64_t embodiments = 32;
+  std::vector<int64_t> slots = {};  // embodiments that are read, ascending; empty: all
   int64_t heads = 32, head_dim = 48, depth = 32;
   bool interleave_self_attention = true;
   bool alternate_vl = true;
@@ -64,7 +65,10 @@ std::string groot_head_unit(std::string_view name);
 struct GrootHeadCall {
   bool one_embodiment = false;   // every id of the batch equals the first (nn::Categories)
   bool text_and_images = false;  // every sample has rows of both kinds
-  GrootDropout dropout = {};     // empty: none
+  GrootDropout dropout = {};
+  /// With `fused.attention`: cross-attention runs over packed rows of either kind and not over all
+  /// rows with masks, where the device has kernels for it.
+  GrootReadRows read = {};
 };
 
 /// Flow-matching inputs of a batch.
@@ -74,7 +78,7 @@ struct GrootFlowInputs {
   at::Tensor action_mask;  // [B, H, A], 1 where the loss counts
   at::Tensor noise;        // [B, H, A]
   at::Tensor beta;         // [B] draw of Beta(1.5, 1): time = (1 - beta) * noise_s
-  at::Tensor embodiment;   // [B] int64
+  at::Tensor embodiment;   // [B] int64, each one of the slots that are read
   at::Tensor left_out;     // [B] bool: samples without state; undefined: none
 };
 
@@ -104,7 +108,8 @@ at::Tensor groot_action_time(const at::Tensor& bucket, int64_t width);
 /// W3(swish(W2([W1 x, sincos(t)]))) per embodiment.
 class GrootActionEncoder : public nn::Module {
  public:
-  GrootActionEncoder(int64_t embodiments, int64_t action_dim, int64_t width);
+  GrootActionEncoder(int64_t embodiments, int64_t action_dim, int64_t width,
+                     const std::vector<int64_t>& slots = {});
   /// x_t [B, H, A], time [B or 1, width] -> [B, H, width].
   at::Tensor forward(const at::Tensor& x_t, const at::Tensor& time,
                      const nn::Categories& embodiment, at::ScalarType gemm) const;
@@ -160,6 +165,8 @@ class GrootActionHead : public nn::Module {
   }
   /// Names of the units in the order in which they run.
   std::vector<std::string> units() const;
+  /// Asks for the FP8 sites of the blocks, "vl.<b>.*" and "dit.<b>.*".
+  void use_fp8(nn::Fp8Layers& layers);
 
   /// Called with named activations when set; for locating divergences.
   std::function<void(std::string_view, const at::Tensor&)> tap;
@@ -175,6 +182,7 @@ class GrootActionHead : public nn::Module {
     std::vector<GrootModulation> modulations;
   };
   GrootRun run(const GrootHeadCall& call) const;
+  nn::Categories categories(const at::Tensor& embodiment, const GrootHeadCall& call) const;
   TimeTerms time_terms(const at::Tensor& bucket, const GrootRun& run) const;
   /// [B, 1, width].
   at::Tensor state_token(const at::Tensor& state, const nn::Categories& embodiment,

@@ -58,7 +58,7 @@ class EagleBackbone : public GrootBackbone {
     register_child("model.language_model.model", text_);
   }
 
-  at::Tensor forward(const GrootBatch& batch, const GrootBackboneRun& run) override {
+  at::Tensor begin(const GrootBatch& batch, const GrootBackboneRun& run, int64_t layer) override {
     const GrootLayout& layout = batch.layout;
     attach(text_, run);
     const at::Tensor features = project(see(batch, run), layout);
@@ -66,9 +66,22 @@ class EagleBackbone : public GrootBackbone {
     at::Tensor h = text_.embed(layout.tokens).to(run.dtype);
     h = nn::replace_rows(h, layout.image_rows, features);
     const nn::RopeTable rope = text_.rope(layout.positions, run.dtype);
-    h = text_.layers(h, text_samples(layout), rope, 0, sizes_.text.depth);
+    return text_.layers(h, text_samples(layout), rope, 0, layer);
+  }
+
+  at::Tensor finish(const at::Tensor& stream, const GrootBatch& batch, const GrootBackboneRun& run,
+                    int64_t layer) override {
+    attach(text_, run);
+    const nn::RopeTable rope = text_.rope(batch.layout.positions, run.dtype);
+    const at::Tensor h =
+        text_.layers(stream, text_samples(batch.layout), rope, layer, sizes_.text.depth);
     if (run.tap) run.tap("act.text_last_layer_pre_norm", h);
     return text_.final_norm(h);
+  }
+
+  void use_fp8(nn::Fp8Layers& layers) override {
+    vision_.use_fp8(layers, "vision");
+    text_.use_fp8(layers, "text");
   }
 
  private:
@@ -133,7 +146,7 @@ class QwenBackbone : public GrootBackbone {
     register_child("model.model.language_model", text_);
   }
 
-  at::Tensor forward(const GrootBatch& batch, const GrootBackboneRun& run) override {
+  at::Tensor begin(const GrootBatch& batch, const GrootBackboneRun& run, int64_t layer) override {
     const GrootLayout& layout = batch.layout;
     attach(text_, run);
     vision_.fused = run.fused;
@@ -152,9 +165,24 @@ class QwenBackbone : public GrootBackbone {
     at::Tensor h = text_.embed(layout.tokens).to(run.dtype);
     h = nn::replace_rows(h, layout.image_rows, seen.merged);
     const nn::RopeTable rope = text_.rope(layout.positions, run.dtype);
-    h = text_.layers(h, text_samples(layout), rope, 0, sizes_.text.depth,
-                     {seen.deepstack, layout.image_rows});
+    return text_.layers(h, text_samples(layout), rope, 0, layer,
+                        {seen.deepstack, layout.image_rows});
+  }
+
+  at::Tensor finish(const at::Tensor& stream, const GrootBatch& batch, const GrootBackboneRun& run,
+                    int64_t layer) override {
+    attach(text_, run);
+    at::Tensor h = stream;
+    if (layer < sizes_.text.depth) {
+      const nn::RopeTable rope = text_.rope(batch.layout.positions, run.dtype);
+      h = text_.layers(h, text_samples(batch.layout), rope, layer, sizes_.text.depth);
+    }
     return final_norm_ ? text_.final_norm(h) : h;
+  }
+
+  void use_fp8(nn::Fp8Layers& layers) override {
+    vision_.use_fp8(layers, "vision");
+    text_.use_fp8(layers, "text");
   }
 
  private:

@@ -21,6 +21,7 @@ std::vector<std::pair<std::string, at::Tensor*>> GrootBatch::tensors() {
   add("beta", beta);
   add("state_u", state_u);
   add("dropout_keys", dropout_keys);
+  add("features", features);
   for (auto& entry : layout.tensors()) out.push_back(entry);
   return out;
 }

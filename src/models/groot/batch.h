@@ -49,6 +49,9 @@ class GrootBatch : public Batch {
   at::Tensor
       state_u;  // [B] fp32 in [0, 1): the state is left out where it is below the probability
   at::Tensor dropout_keys;  // [B] int64, for ops::dropout_mask(); undefined: nothing is dropped
+  /// [B * S, width]: the language stream in front of the first layer that trains, in place of
+  /// patches, tokens and the tables of pictures; undefined before the frozen part ran.
+  at::Tensor features;
   /// The slot of all samples, where they have one: no weights are gathered per sample then.
   std::optional<int64_t> one_embodiment;
   /// Every sample has rows of pictures and of text.

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "models/common/dataset_binding.h"
+#include "models/groot/embodiment.h"
 
 namespace longship::models {
 namespace {
@@ -147,6 +148,7 @@ GrootConfig::GrootConfig(GrootVersion v) : version(v) {
 }
 
 void GrootConfig::reflect(config::Visitor& v) {
+  is_recipe_ = true;
   v.field("family", family, {"model family: groot_n16 or groot_n17"});
   v.choice("size", size, {"demo", "full"},
            {"named sizes that the fields below override; full is the public checkpoint's"});
@@ -158,6 +160,10 @@ void GrootConfig::reflect(config::Visitor& v) {
             "public checkpoint was trained) or behind it (loongforge)"});
   v.field("embodiment", embodiment,
           {"embodiment tag: chooses the slot of the category-specific layers"});
+  v.choice("train_slots", train_slots, {"used", "all"},
+           {"slots of the category-specific layers that are trained: used, those of this run's "
+            "datasets; or all, as the references do, which costs gradients and moments of slots "
+            "that only decay. A checkpoint holds all slots either way"});
   v.field("modality", modality,
           {"modality.json: groups of state and actions; null: the dataset's own, else one group "
            "each"});
@@ -244,6 +250,20 @@ GrootSizes GrootConfig::sizes() const {
 void GrootConfig::bind_dataset(const data::Dataset& dataset) {
   bind_dimension(dataset, action_feature, "action_dim", action_dim);
   bind_dimension(dataset, state_feature, "state_dim", state_dim);
+  bound_slots_ = groot_dataset_slots(*this, dataset);
+}
+
+std::vector<int64_t> GrootConfig::trained_slots() const {
+  if (train_slots == "all") return {};
+  if (!bound_slots_.empty() || !is_recipe_) return bound_slots_;
+  return {groot_embodiment(*this).slot};
+}
+
+std::string GrootConfig::random_frozen_inputs() const {
+  std::string out;
+  if (crop_fraction < 1) out = "model.crop_fraction (crops at random places)";
+  if (color_jitter) out += std::string(out.empty() ? "" : " and ") + "model.color_jitter";
+  return out;
 }
 
 void GrootConfig::check() const {
@@ -261,6 +281,12 @@ void GrootConfig::check() const {
   LS_CHECK(data.horizon >= 1 && data.horizon <= s.horizon, ConfigError,
            "data.horizon is {}; the model's action chunk has {} rows (model.action_horizon)",
            data.horizon, s.horizon);
+}
+
+std::filesystem::path groot_checkpoint_folder(const GrootConfig& config) {
+  if (!config.checkpoint) return {};
+  const std::filesystem::path path = *config.checkpoint;
+  return std::filesystem::is_directory(path) ? path : path.parent_path();
 }
 
 }  // namespace longship::models

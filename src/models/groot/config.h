@@ -109,11 +109,16 @@ struct GrootConfig : ModelConfig {
   void bind_dataset(const data::Dataset& dataset) override;
   std::string state_column() const override { return state_feature; }
   std::string action_column() const override { return action_feature; }
+  std::string random_frozen_inputs() const override;
   /// The named size with overrides applied, checked. Throws ConfigError naming the key.
   GrootSizes sizes() const;
   /// Checks what single-field limits cannot. Throws ConfigError.
   void check() const;
   bool is_n17() const { return version == GrootVersion::kN17; }
+  /// Slots of the category-specific layers that a run reads and trains, ascending; empty: all.
+  /// Those of the bound dataset's samples; of a recipe without dataset that of `embodiment`; all
+  /// for a configuration made in code, which says nothing of robots. Throws ConfigError, DataError.
+  std::vector<int64_t> trained_slots() const;
   /// Whether the final norm of the text layers is applied to what the head reads.
   bool final_norm() const { return !is_n17() || parity == "loongforge"; }
 
@@ -123,6 +128,7 @@ struct GrootConfig : ModelConfig {
   std::optional<std::string> tokenizer;  // tokenizer.json; null: beside the checkpoint
   std::string parity = "isaac";          // isaac | loongforge
   std::string embodiment = "new_embodiment";
+  std::string train_slots = "used";     // used | all
   std::optional<std::string> modality;  // modality.json; null: the dataset's, or one group each
   bool tune_llm = false, tune_visual = false, tune_projector = true, tune_diffusion = true,
        tune_vlln = true;
@@ -155,8 +161,14 @@ struct GrootConfig : ModelConfig {
   int64_t num_inference_steps = 4;
   /// Sizes that came from config.json, in place of a named size.
   std::optional<GrootSizes> imported;
+
+ private:
+  bool is_recipe_ = false;
+  std::vector<int64_t> bound_slots_;
 };
 
+/// The folder of model.checkpoint, which names a folder or a file in it; empty without one.
+std::filesystem::path groot_checkpoint_folder(const GrootConfig& config);
 /// config.json of a public checkpoint or a parity case (keys of Isaac-GR00T); the backbone's own
 /// configuration comes from backbone_config.json beside it where there is one, else it is the
 /// published one. Throws ConfigError naming file and key.

@@ -21,6 +21,7 @@
 #include "nn/stacked_linear.h"
 #include "nn/tensor_math.h"
 #include "ops/gelu_bias.h"
+#include "ops/stream_norm.h"
 
 namespace longship::models {
 namespace {
@@ -42,13 +43,23 @@ at::Tensor modulate(const at::Tensor& x, const GrootModulation& m, double eps) {
   return bare_norm(x, eps) * (1.0 + m.scale).unsqueeze(1) + m.shift.unsqueeze(1);
 }
 
-/// Products of x with several layers, as one when `stacked`.
+ops::StreamNorm own_norm(const nn::LayerNorm& norm) {
+  return {norm.weight, norm.bias, /*plus_one=*/false, norm.eps()};
+}
+
+/// x as it is, and its norm in the dtype of the products.
+std::pair<at::Tensor, at::Tensor> normed(const at::Tensor& x, const ops::StreamNorm& norm,
+                                         const GrootRun& run) {
+  return ops::stream_norm(x, norm, run.precision.gemm);
+}
+
+/// Products of x with several layers, as one when `stacked` or in FP8.
 std::vector<at::Tensor> products(const at::Tensor& x, const std::vector<const nn::Linear*>& layers,
-                                 bool stacked) {
+                                 bool stacked, const nn::Fp8Linear* fp8 = nullptr) {
   std::vector<at::Tensor> out, weights, biases;
   std::vector<int64_t> rows;
   for (const nn::Linear* layer : layers) {
-    if (!stacked) {
+    if (!stacked && fp8 == nullptr) {
       out.push_back(layer->forward(x));
       continue;
     }
@@ -58,14 +69,43 @@ std::vector<at::Tensor> products(const at::Tensor& x, const std::vector<const nn
     biases.push_back(layer->bias.to(x.scalar_type()));
     rows.push_back(layer->weight.size(0));
   }
-  return stacked ? nn::stacked_linear(x, weights, biases).split_with_sizes(rows, -1) : out;
+  if (!out.empty()) return out;
+  const at::Tensor all =
+      fp8 ? fp8->forward(x, weights, at::cat(biases)) : nn::stacked_linear(x, weights, biases);
+  return all.split_with_sizes(rows, -1);
 }
 
-at::Tensor hidden_layer(const nn::Linear& layer, const at::Tensor& x, bool fused) {
-  if (fused && layer.weight.scalar_type() == x.scalar_type()) {
-    return ops::gelu_bias(nn::stacked_linear(x, {layer.weight}), layer.bias);
+/// gelu_tanh of the layer, with the dropout of `site`.
+at::Tensor hidden_layer(const nn::Linear& layer, const at::Tensor& x, const GrootRun& run,
+                        int64_t site, const nn::Fp8Linear* fp8) {
+  if (!run.fused.activations || layer.weight.scalar_type() != x.scalar_type()) {
+    return run.drop(at::gelu(nn::product(layer, x, fp8), "tanh"), site);
   }
-  return at::gelu(layer.forward(x), "tanh");
+  const at::Tensor product =
+      fp8 ? fp8->forward(x, {layer.weight}) : nn::stacked_linear(x, {layer.weight});
+  if (!run.dropout.has_keys()) return run.drop(ops::gelu_bias(product, layer.bias), site);
+  return ops::gelu_bias_dropout(product, layer.bias, run.dropout.keys(), site,
+                                run.dropout.probability(site));
+}
+
+/// The layer's result as a branch of the stream. Its bias is added, and what has keys is dropped,
+/// where the branch is added.
+ops::StreamBranch branch_of(const nn::Linear& layer, const at::Tensor& x,
+                            const std::vector<int64_t>& sites, const GrootRun& run,
+                            const nn::Fp8Linear* fp8) {
+  ops::StreamBranch out;
+  if (run.dropout && !run.dropout.has_keys()) {
+    out.values = nn::product(layer, x, fp8);
+    for (const int64_t site : sites) out.values = run.drop(out.values, site);
+    return out;
+  }
+  out.values = nn::product(layer, x, fp8, /*with_bias=*/false);
+  out.bias = layer.bias;
+  if (!run.dropout || sites.empty()) return out;
+  out.keys = run.dropout.keys();
+  out.sites = sites;
+  out.p = run.dropout.probability(sites.front());  // all sites of a block have one
+  return out;
 }
 
 // The kernels are for head widths that are multiples of 8.
@@ -87,7 +127,8 @@ GrootAttention::GrootAttention(const GrootBlockSizes& s)
     : to_q(s.width, s.heads * s.head_dim, true),
       to_k(s.context > 0 ? s.context : s.width, s.heads * s.head_dim, true),
       to_v(s.context > 0 ? s.context : s.width, s.heads * s.head_dim, true),
-      to_out(s.heads * s.head_dim, s.width, true) {
+      to_out(s.heads * s.head_dim, s.width, true),
+      reads_others_(s.context > 0) {
   register_child("to_q", to_q);
   register_child("to_k", to_k);
   register_child("to_v", to_v);
@@ -101,10 +142,25 @@ GrootAttention::GrootAttention(const GrootBlockSizes& s)
   }
 }
 
+void GrootAttention::use_fp8(nn::Fp8Layers& layers, const std::string& prefix) {
+  if (reads_others_) {
+    fp8_q = layers.linear(prefix + ".q", {to_q.weight});
+    fp8_kv = layers.linear(prefix + ".kv", {to_k.weight, to_v.weight});
+  } else {
+    fp8_qkv = layers.linear(prefix + ".qkv", {to_q.weight, to_k.weight, to_v.weight});
+  }
+  fp8_out = layers.linear(prefix + ".out", {to_out.weight});
+}
+
 GrootFeedForward::GrootFeedForward(int64_t width)
     : in(width, 4 * width, true), out(4 * width, width, true) {
   register_child("net.0.proj", in);
   register_child("net.2", out);
+}
+
+void GrootFeedForward::use_fp8(nn::Fp8Layers& layers, const std::string& prefix) {
+  fp8_in = layers.linear(prefix + ".fc1", {in.weight});
+  fp8_out = layers.linear(prefix + ".fc2", {out.weight});
 }
 
 GrootBlock::GrootBlock(const GrootBlockSizes& sizes)
@@ -122,11 +178,17 @@ GrootBlock::GrootBlock(const GrootBlockSizes& sizes)
   register_child("ff", ff);
 }
 
+void GrootBlock::use_fp8(nn::Fp8Layers& layers, const std::string& prefix) {
+  attn1.use_fp8(layers, prefix);
+  ff.use_fp8(layers, prefix);
+}
+
 std::vector<at::Tensor> GrootBlock::keys_values(const at::Tensor& rows, const GrootRun& run) const {
-  // One node for the rows, which all cross blocks share: its gradient is the block's sum, so that
-  // the sums over blocks have the same order whether units run alone or not.
+  // One node for the rows: its gradient is the block's sum, in one order whether units run alone
+  // or not.
   const at::Tensor in = at::alias(rows).to(run.precision.gemm);
-  std::vector<at::Tensor> out = products(in, {&attn1.to_k, &attn1.to_v}, run.fused.stacked);
+  std::vector<at::Tensor> out =
+      products(in, {&attn1.to_k, &attn1.to_v}, run.fused.stacked, attn1.fp8_kv);
   for (at::Tensor& t : out) t = t.unflatten(-1, {sizes_.heads, sizes_.head_dim});
   return out;
 }
@@ -138,11 +200,12 @@ at::Tensor GrootBlock::attend(const at::Tensor& u, at::Tensor keys, at::Tensor v
   };
   if (!keys.defined()) {
     const std::vector<at::Tensor> qkv =
-        products(u, {&attn1.to_q, &attn1.to_k, &attn1.to_v}, run.fused.stacked);
+        products(u, {&attn1.to_q, &attn1.to_k, &attn1.to_v}, run.fused.stacked, attn1.fp8_qkv);
     const at::Tensor q = heads(qkv[0]), k = heads(qkv[1]), v = heads(qkv[2]);
     return flash_reads(q, run.fused) ? nn::dense_attention(q, k, v) : nn::attention(q, k, v);
   }
-  const at::Tensor q = heads(attn1.to_q.forward(u));
+  const at::Tensor q = heads(nn::product(attn1.to_q, u, attn1.fp8_q));
+  if (source.cu.defined()) return read_packed_rows(q, keys, values, source);
   if (!source.mask.defined() && flash_reads(q, run.fused)) {
     return nn::dense_attention(q, keys, values);
   }
@@ -155,20 +218,46 @@ at::Tensor GrootBlock::forward(const at::Tensor& x, const GrootModulation& modul
                                const GrootRows& source, const GrootRun& run,
                                int64_t first_site) const {
   const at::ScalarType gemm = run.precision.gemm;
-  const auto last_drop = [&](const at::Tensor& t, int64_t site) {
-    return sizes_.final_dropout ? run.drop(t, first_site + site) : t;
+  const std::vector<int64_t> first = attention_sites(first_site);
+  const std::vector<int64_t> last = feed_forward_sites(first_site);
+  const int64_t hidden_site = first_site + 2;
+  if (run.fused.norms) {
+    const ops::StreamNorm bare{.eps = kBlockEps};
+    const auto [h, u] = normed(x,
+                               norm1 ? own_norm(*norm1)
+                                     : ops::StreamNorm{.scale = modulation.scale,
+                                                       .shift = modulation.shift,
+                                                       .eps = kBlockEps},
+                               run);
+    const at::Tensor mixed = attend(u, keys, values, source, run);
+    const auto [middle, f] =
+        ops::add_stream_norm(h, branch_of(attn1.to_out, mixed, first, run, attn1.fp8_out),
+                             norm3 ? own_norm(*norm3) : bare);
+    return ops::add_dropped(
+        middle, branch_of(ff.out, hidden_layer(ff.in, f, run, hidden_site, ff.fp8_in), last, run,
+                          ff.fp8_out));
+  }
+  const auto dropped = [&](at::Tensor t, const std::vector<int64_t>& sites) {
+    for (const int64_t site : sites) t = run.drop(t, site);
+    return t;
   };
-  const at::Tensor u =
-      norm1_linear ? modulate(x, modulation, kBlockEps) : norm1->forward(x, run.fused.norms);
+  const at::Tensor u = norm1 ? norm1->forward(x, false) : modulate(x, modulation, kBlockEps);
   const at::Tensor mixed = attend(u.to(gemm), keys, values, source, run);
-  const at::Tensor attended = run.drop(attn1.to_out.forward(mixed), first_site);
-  // The reference drops the attention's result twice.
-  const at::Tensor middle = x + last_drop(attended, 1);
-  const at::Tensor f =
-      norm3 ? norm3->forward(middle, run.fused.norms) : bare_norm(middle, kBlockEps);
-  const at::Tensor hidden =
-      run.drop(hidden_layer(ff.in, f.to(gemm), run.fused.activations), first_site + 2);
-  return middle + last_drop(ff.out.forward(hidden), 3);
+  const at::Tensor middle = x + dropped(nn::product(attn1.to_out, mixed, attn1.fp8_out), first);
+  const at::Tensor f = norm3 ? norm3->forward(middle, false) : bare_norm(middle, kBlockEps);
+  const at::Tensor hidden = hidden_layer(ff.in, f.to(gemm), run, hidden_site, ff.fp8_in);
+  return middle + dropped(nn::product(ff.out, hidden, ff.fp8_out), last);
+}
+
+// The reference drops the attention's result twice.
+std::vector<int64_t> GrootBlock::attention_sites(int64_t first_site) const {
+  if (!sizes_.final_dropout) return {first_site};
+  return {first_site, first_site + 1};
+}
+
+std::vector<int64_t> GrootBlock::feed_forward_sites(int64_t first_site) const {
+  if (!sizes_.final_dropout) return {};
+  return {first_site + 3};
 }
 
 std::string groot_dit_unit(int64_t block) {
@@ -208,6 +297,12 @@ GrootDit::GrootDit(const GrootDitSizes& sizes)
   register_stack(biases);
 }
 
+void GrootDit::use_fp8(nn::Fp8Layers& layers) {
+  for (size_t i = 0; i < blocks_.size(); ++i) {
+    blocks_[i]->use_fp8(layers, groot_dit_unit(static_cast<int64_t>(i)));
+  }
+}
+
 at::Tensor GrootDit::embed_time(const at::Tensor& bucket, const GrootRun& run) const {
   // diffusers Timesteps(256, flip_sin_to_cos, downscale_freq_shift 1) in fp32, operations in its
   // order: angles reach 999, where another order differs in the fifth digit.
@@ -238,6 +333,24 @@ const GrootRows& GrootDit::source(const GrootVlContext& context, int64_t block) 
   return block % (2 * sizes_.attend_text_every_n_blocks) == 0 ? context.text : context.image;
 }
 
+std::vector<at::Tensor> GrootDit::shared_rows(const GrootVlContext& context, const GrootRun& run,
+                                              const GrootCrossCache* cache) const {
+  std::vector<at::Tensor> out(blocks_.size());
+  for (const GrootRows* rows : {&context.text, &context.image, &context.all}) {
+    std::vector<size_t> readers;
+    for (size_t i = 0; i < blocks_.size(); ++i) {
+      const bool cached = cache != nullptr && cache->keys[i].defined();
+      const int64_t index = static_cast<int64_t>(i);
+      if (is_cross(index) && !cached && &source(context, index) == rows) readers.push_back(i);
+    }
+    if (readers.empty()) continue;
+    const std::vector<at::Tensor> shares =
+        fan_out(rows->rows, run.precision.gemm, static_cast<int64_t>(readers.size()));
+    for (size_t k = 0; k < readers.size(); ++k) out[readers[k]] = shares[k];
+  }
+  return out;
+}
+
 at::Tensor GrootDit::forward(const at::Tensor& x, const std::vector<GrootModulation>& modulations,
                              const GrootVlContext& context, const GrootRun& run, int64_t first_site,
                              GrootCrossCache* cache) const {
@@ -248,6 +361,7 @@ at::Tensor GrootDit::forward(const at::Tensor& x, const std::vector<GrootModulat
     cache->keys.resize(blocks_.size());
     cache->values.resize(blocks_.size());
   }
+  const std::vector<at::Tensor> shared = shared_rows(context, run, cache);
   at::Tensor h = x;
   for (size_t i = 0; i < blocks_.size(); ++i) {
     const GrootBlock* block = blocks_[i].get();
@@ -260,7 +374,7 @@ at::Tensor GrootDit::forward(const at::Tensor& x, const std::vector<GrootModulat
     if (cached) {
       inputs.insert(inputs.end(), {cache->keys[i], cache->values[i]});
     } else if (cross) {
-      inputs.push_back(rows.rows);
+      inputs.push_back(shared[i]);
     }
     rows.rows = at::Tensor();
     const bool keep = cross && cache != nullptr && !cached;
@@ -285,8 +399,12 @@ at::Tensor GrootDit::forward(const at::Tensor& x, const std::vector<GrootModulat
     if (run.tap) run.record(fmt::format("act.dit_block{}", i), h);
   }
   run.record("act.dit_last_block", h);
-  const at::Tensor y = modulate(h, modulations.back(), kOutEps);
-  const at::Tensor out = proj_out_2_.forward(y.to(run.precision.gemm));
+  const GrootModulation& last = modulations.back();
+  const at::Tensor y =
+      run.fused.norms
+          ? normed(h, {.scale = last.scale, .shift = last.shift, .eps = kOutEps}, run).second
+          : modulate(h, last, kOutEps).to(run.precision.gemm);
+  const at::Tensor out = proj_out_2_.forward(y);
   run.record("act.dit_out", out);
   return out;
 }
@@ -295,6 +413,12 @@ GrootVlAttention::GrootVlAttention(int64_t depth, const GrootBlockSizes& sizes) 
   for (int64_t i = 0; i < depth; ++i) {
     blocks_.push_back(std::make_unique<GrootBlock>(sizes));
     register_child(fmt::format("transformer_blocks.{}", i), *blocks_.back());
+  }
+}
+
+void GrootVlAttention::use_fp8(nn::Fp8Layers& layers) {
+  for (size_t i = 0; i < blocks_.size(); ++i) {
+    blocks_[i]->use_fp8(layers, groot_vl_unit(static_cast<int64_t>(i)));
   }
 }
 

@@ -12,6 +12,9 @@
 #include <string_view>
 #include <vector>
 
+#include "models/groot/dropout.h"
+#include "models/groot/vl_rows.h"
+#include "nn/fp8.h"
 #include "nn/fused.h"
 #include "nn/linear.h"
 #include "nn/module.h"
@@ -29,10 +32,6 @@ struct GrootHeadPrecision {
   at::ScalarType inputs = at::kFloat;
 };
 
-/// `x` with the dropout of site `site`: times zeros, and 1 / (1 - p) elsewhere. Recomputed units
-/// ask again, from the backward pass, and must get the same values.
-using GrootDropout = std::function<at::Tensor(const at::Tensor& x, int64_t site)>;
-
 /// Sites of one block in the order in which the reference draws: output projection of the
 /// attention, its result again, hidden layer of the feed-forward part, its result.
 inline constexpr int64_t kGrootSitesPerBlock = 4;
@@ -41,7 +40,7 @@ inline constexpr int64_t kGrootSitesPerBlock = 4;
 struct GrootRun {
   GrootHeadPrecision precision;
   nn::Fused fused;
-  GrootDropout dropout;                                          // empty: none
+  GrootDropout dropout;
   nn::UnitHooks* hooks = nullptr;                                // null: nobody watches
   std::function<bool(std::string_view)> recomputed;              // empty: no unit is
   std::function<void(std::string_view, const at::Tensor&)> tap;  // empty: none
@@ -57,22 +56,8 @@ struct GrootModulation {
   at::Tensor scale, shift;
 };
 
-/// Rows that cross-attention reads.
-struct GrootRows {
-  at::Tensor rows;  // [B, S, D]
-  at::Tensor mask;  // additive, [B, 1, 1, S] in the gemm dtype; undefined: every row is read
-  /// [B, 1, 1]: 0 where a sample has no row at all, else 1; undefined where every sample has one.
-  /// Without rows the attention gives zeros.
-  at::Tensor present;
-};
-
-/// What the action head reads of a sample's pictures and text.
-struct GrootVlContext {
-  GrootRows text, image;  // alternating cross-attention
-  GrootRows all;          // cross-attention that does not tell them apart, padding included
-};
-
-/// Keys and values of every cross block, [B, S, heads, head_dim]; undefined for other blocks.
+/// Keys and values of every cross block, [B, S, heads, head_dim] or packed [N, heads, head_dim];
+/// undefined for other blocks.
 struct GrootCrossCache {
   std::vector<at::Tensor> keys, values;
 };
@@ -91,15 +76,30 @@ class GrootAttention : public nn::Module {
  public:
   explicit GrootAttention(const GrootBlockSizes& sizes);
 
+  /// Asks for FP8 sites "<prefix>.qkv" (self-attention) or "<prefix>.q" and ".kv", and ".out".
+  void use_fp8(nn::Fp8Layers& layers, const std::string& prefix);
+
   nn::Linear to_q, to_k, to_v, to_out;
+  // Null: the model's dtype.
+  const nn::Fp8Linear* fp8_qkv = nullptr;
+  const nn::Fp8Linear* fp8_q = nullptr;
+  const nn::Fp8Linear* fp8_kv = nullptr;
+  const nn::Fp8Linear* fp8_out = nullptr;
+
+ private:
+  bool reads_others_;  // cross-attention
 };
 
 /// The feed-forward part, D -> 4 D -> D with gelu_tanh.
 class GrootFeedForward : public nn::Module {
  public:
   explicit GrootFeedForward(int64_t width);
+  /// Asks for FP8 sites "<prefix>.fc1" and "<prefix>.fc2".
+  void use_fp8(nn::Fp8Layers& layers, const std::string& prefix);
 
   nn::Linear in, out;
+  const nn::Fp8Linear* fp8_in = nullptr;
+  const nn::Fp8Linear* fp8_out = nullptr;
 };
 
 /// x + attention(norm1(x)), then + ff(norm3(x)). Norms without weights have eps 1e-5. Source:
@@ -114,9 +114,11 @@ class GrootBlock : public nn::Module {
   at::Tensor forward(const at::Tensor& x, const GrootModulation& modulation, const at::Tensor& keys,
                      const at::Tensor& values, const GrootRows& source, const GrootRun& run,
                      int64_t first_site) const;
-  /// rows [B, S, context] -> keys and values [B, S, heads, head_dim] in the gemm dtype.
+  /// rows [..., context] -> keys and values [..., heads, head_dim] in the gemm dtype.
   std::vector<at::Tensor> keys_values(const at::Tensor& rows, const GrootRun& run) const;
   const GrootBlockSizes& sizes() const { return sizes_; }
+  /// The sites of attention and feed-forward part.
+  void use_fp8(nn::Fp8Layers& layers, const std::string& prefix);
 
   std::unique_ptr<nn::Linear> norm1_linear;     // adaptive: D -> scale, shift
   std::unique_ptr<nn::LayerNorm> norm1, norm3;  // plain
@@ -126,6 +128,9 @@ class GrootBlock : public nn::Module {
  private:
   at::Tensor attend(const at::Tensor& u, at::Tensor keys, at::Tensor values,
                     const GrootRows& source, const GrootRun& run) const;
+  /// Dropout sites of the attention's result and of the feed-forward part's.
+  std::vector<int64_t> attention_sites(int64_t first_site) const;
+  std::vector<int64_t> feed_forward_sites(int64_t first_site) const;
 
   GrootBlockSizes sizes_;
 };
@@ -168,8 +173,15 @@ class GrootDit : public nn::Module {
   bool is_cross(int64_t block) const { return !sizes_.interleave_self_attention || block % 2 == 0; }
   /// The rows that cross block `block` reads.
   const GrootRows& source(const GrootVlContext& context, int64_t block) const;
+  /// FP8 sites of the blocks, below "<unit name of the block>.".
+  void use_fp8(nn::Fp8Layers& layers);
 
  private:
+  /// The rows that each block casts keys and values from, in the gemm dtype; undefined where it
+  /// casts none. Blocks that read the same rows share one cast (fan_out).
+  std::vector<at::Tensor> shared_rows(const GrootVlContext& context, const GrootRun& run,
+                                      const GrootCrossCache* cache) const;
+
   GrootDitSizes sizes_;
   nn::Linear time_in_, time_out_;
   std::vector<std::unique_ptr<GrootBlock>> blocks_;
@@ -183,6 +195,8 @@ class GrootVlAttention : public nn::Module {
   GrootVlAttention(int64_t depth, const GrootBlockSizes& sizes);
   /// x [B, S, D] in the stream dtype -> same; the dropout sites begin at 0.
   at::Tensor forward(const at::Tensor& x, const GrootRun& run) const;
+  /// FP8 sites of the blocks, below "<unit name of the block>.".
+  void use_fp8(nn::Fp8Layers& layers);
 
  private:
   std::vector<std::unique_ptr<GrootBlock>> blocks_;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <span>
 #include <string_view>
 #include <utility>
@@ -72,6 +73,47 @@ GrootEmbodiment groot_embodiment(GrootVersion version, const std::string& tag,
           fmt::format("embodiment '{}' is not known; its layers are those of slot {} "
                       "(new_embodiment); known: {}",
                       printable(tag), kGrootNewEmbodiment, join(known, ", "))};
+}
+
+GrootEmbodiment groot_embodiment(const GrootConfig& config) {
+  const int64_t slots = config.sizes().embodiments;
+  std::map<std::string, int64_t> ids;
+  const std::filesystem::path table = groot_checkpoint_folder(config) / "embodiment_id.json";
+  if (config.checkpoint && std::filesystem::exists(table)) {
+    ids = read_groot_embodiment_ids(table, slots);
+  }
+  GrootEmbodiment out = groot_embodiment(config.version, config.embodiment, ids);
+  LS_CHECK(out.slot < slots, ConfigError, "model.embodiment: '{}' is slot {}; the model has {}",
+           config.embodiment, out.slot, slots);
+  return out;
+}
+
+int64_t groot_sample_slot(int64_t embodiment, int64_t own, int64_t slots) {
+  if (embodiment == 0) return own;
+  LS_CHECK(embodiment < slots, ConfigError,
+           "data.datasets: embodiment {} of a dataset; the model has the slots 0 .. {}", embodiment,
+           slots - 1);
+  return embodiment;
+}
+
+std::vector<int64_t> groot_dataset_slots(const GrootConfig& config, const data::Dataset& dataset) {
+  const int64_t own = groot_embodiment(config).slot, slots = config.sizes().embodiments;
+  std::set<int64_t> out;
+  // The episodes of a mixture are of several datasets; samples without columns cost nothing.
+  for (const data::Episode& episode : dataset.episodes()) {
+    if (episode.length == 0) continue;
+    const data::RawSample sample = dataset.get_columns(episode.first_sample, {});
+    out.insert(groot_sample_slot(sample.embodiment, own, slots));
+  }
+  return {out.begin(), out.end()};
+}
+
+std::string groot_slot_text(GrootVersion version, int64_t slot) {
+  std::vector<std::string> tags;
+  for (const auto& [tag, known] : table_of(version)) {
+    if (known == slot) tags.emplace_back(tag);
+  }
+  return tags.empty() ? fmt::format("{}", slot) : fmt::format("{} ({})", slot, join(tags, ", "));
 }
 
 }  // namespace longship::models

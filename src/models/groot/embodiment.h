@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "data/dataset.h"
 #include "models/groot/config.h"
 
 namespace longship::models {
@@ -30,5 +31,16 @@ std::map<std::string, int64_t> read_groot_embodiment_ids(const std::filesystem::
 /// version, else kGrootNewEmbodiment with a warning.
 GrootEmbodiment groot_embodiment(GrootVersion version, const std::string& tag,
                                  const std::map<std::string, int64_t>& ids);
+/// Slot of model.embodiment, with embodiment_id.json beside model.checkpoint where there is one.
+/// Throws ConfigError for a slot that the model does not have, DataError for a broken file.
+GrootEmbodiment groot_embodiment(const GrootConfig& config);
+
+/// Slot of a sample: that of its dataset (RawSample::embodiment), or `own` where that is 0. Throws
+/// ConfigError naming it where the model has not so many.
+int64_t groot_sample_slot(int64_t embodiment, int64_t own, int64_t slots);
+/// Slots of all samples of a dataset or mixture, ascending. Throws ConfigError.
+std::vector<int64_t> groot_dataset_slots(const GrootConfig& config, const data::Dataset& dataset);
+/// "10 (new_embodiment)": a slot with the tags that are published for it.
+std::string groot_slot_text(GrootVersion version, int64_t slot);
 
 }  // namespace longship::models

@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "base/error.h"
+#include "models/groot/layout_cache.h"
 #include "nn/mrope.h"
 #include "nn/patch_grid.h"
 #include "nn/siglip2.h"
@@ -80,18 +81,18 @@ void check_request(const GrootLayoutRequest& r, const GrootSizes& sizes) {
 }
 
 // N1.6: raster order, a table resized by the antialiased filter.
-void raster_pictures(const GrootLayoutRequest& r, const GrootSizes& sizes, GrootLayout& out) {
+void raster_pictures(const GrootGrids& grids, const GrootSizes& sizes, GrootPictureTables& out) {
   std::vector<nn::TableMix> mixes;
   int64_t taps = 1;
-  for (const auto& [rows, columns] : r.grids) {
+  for (const auto& [rows, columns] : grids) {
     mixes.push_back(nn::mix_position_table(sizes.vision.table_side, rows, columns));
     taps = std::max(taps, mixes.back().taps);
   }
   std::vector<int64_t> index, y, x, merge, order;
   std::vector<float> weight;
   std::vector<int64_t> windows;
-  for (size_t v = 0; v < r.grids.size(); ++v) {
-    const auto [rows, columns] = r.grids[v];
+  for (size_t v = 0; v < grids.size(); ++v) {
+    const auto [rows, columns] = grids[v];
     const int64_t base = static_cast<int64_t>(y.size());
     for (int64_t p = 0; p < rows * columns; ++p) {
       y.push_back(p / columns);
@@ -139,26 +140,63 @@ void raster_pictures(const GrootLayoutRequest& r, const GrootSizes& sizes, Groot
   out.longest_window = segments.longest;
 }
 
-void vision_layout(const GrootLayoutRequest& r, const GrootSizes& sizes, GrootLayout& out) {
+GrootPictureTables picture_tables(const GrootGrids& grids, const GrootSizes& sizes) {
+  GrootPictureTables out;
   std::vector<int64_t> lengths;
   int64_t rows = 0;
-  bool uniform = !r.grids.empty();
-  for (const auto& grid : r.grids) {
+  bool uniform = !grids.empty();
+  for (const auto& grid : grids) {
     lengths.push_back(grid[0] * grid[1]);
     rows += lengths.back();
-    uniform = uniform && grid == r.grids.front();
+    uniform = uniform && grid == grids.front();
   }
   const Segments segments = segments_of(lengths, rows);
   out.picture_cu = segments.cu;
   out.picture_segments = segments.ids;
   out.longest_picture = segments.longest;
-  out.uniform_pictures = uniform ? static_cast<int64_t>(r.grids.size()) : 0;
-  if (sizes.version == GrootVersion::kN16) return raster_pictures(r, sizes, out);
-  nn::PatchTables tables = nn::patch_tables(r.grids, sizes.vision.table_side, kMerge);
+  out.uniform_pictures = uniform ? static_cast<int64_t>(grids.size()) : 0;
+  if (sizes.version == GrootVersion::kN16) {
+    raster_pictures(grids, sizes, out);
+    return out;
+  }
+  nn::PatchTables tables = nn::patch_tables(grids, sizes.vision.table_side, kMerge);
   out.patch_rows = std::move(tables.rows);
   out.patch_columns = std::move(tables.columns);
   out.position_index = std::move(tables.position_index);
   out.position_weight = std::move(tables.position_weight);
+  return out;
+}
+
+/// Text first, then padding, then pictures; equal rows of a kind keep their order.
+GrootReadRows read_rows(const std::vector<bool>& valid, const std::vector<bool>& image,
+                        int64_t batch) {
+  const int64_t places = static_cast<int64_t>(valid.size()), longest = places / batch;
+  std::vector<int64_t> order, padding, pictures, back(valid.size());
+  std::vector<int64_t> text_rows(static_cast<size_t>(batch)), image_rows(text_rows.size());
+  for (int64_t place = 0; place < places; ++place) {
+    const size_t at = static_cast<size_t>(place), sample = static_cast<size_t>(place / longest);
+    if (!valid[at]) {
+      padding.push_back(place);
+    } else if (image[at]) {
+      pictures.push_back(place);
+      ++image_rows[sample];
+    } else {
+      order.push_back(place);
+      ++text_rows[sample];
+    }
+  }
+  order.insert(order.end(), padding.begin(), padding.end());
+  order.insert(order.end(), pictures.begin(), pictures.end());
+  for (size_t i = 0; i < order.size(); ++i) {
+    back[static_cast<size_t>(order[i])] = static_cast<int64_t>(i);
+  }
+  GrootReadRows out;
+  out.order = tensor_of(order, {places});
+  out.back = tensor_of(back, {places});
+  out.text_cu = segments_of(text_rows, 0).cu;
+  out.image_cu = segments_of(image_rows, 0).cu;
+  out.image_rows = static_cast<int64_t>(pictures.size());
+  return out;
 }
 
 void text_layout(const GrootLayoutRequest& r, const GrootSizes& sizes, GrootLayout& out) {
@@ -196,6 +234,7 @@ void text_layout(const GrootLayoutRequest& r, const GrootSizes& sizes, GrootLayo
   out.unpad_index = tensor_of(unpad, {places});
   out.valid = tensor_of(valid, {batch, longest});
   out.image = tensor_of(image, {batch, longest});
+  out.read = read_rows(valid, image, batch);
   // Padding rows see nothing; the reference numbers them with 1.
   if (sizes.version == GrootVersion::kN16) {
     columns.resize(static_cast<size_t>(places), 1);
@@ -208,7 +247,7 @@ void text_layout(const GrootLayoutRequest& r, const GrootSizes& sizes, GrootLayo
 
 }  // namespace
 
-std::vector<std::pair<std::string, at::Tensor*>> GrootLayout::tensors() {
+std::vector<std::pair<std::string, at::Tensor*>> GrootPictureTables::picture_tensors() {
   std::vector<std::pair<std::string, at::Tensor*>> out;
   const auto add = [&](const char* name, at::Tensor& tensor) {
     if (tensor.defined()) out.emplace_back(name, &tensor);
@@ -224,6 +263,14 @@ std::vector<std::pair<std::string, at::Tensor*>> GrootLayout::tensors() {
   add("layout.window_back", window_back);
   add("layout.window_cu", window_cu);
   add("layout.window_segments", window_segments);
+  return out;
+}
+
+std::vector<std::pair<std::string, at::Tensor*>> GrootLayout::tensors() {
+  std::vector<std::pair<std::string, at::Tensor*>> out = picture_tensors();
+  const auto add = [&](const char* name, at::Tensor& tensor) {
+    if (tensor.defined()) out.emplace_back(name, &tensor);
+  };
   add("layout.text_cu", text_cu);
   add("layout.text_segments", text_segments);
   add("layout.tokens", tokens);
@@ -233,10 +280,25 @@ std::vector<std::pair<std::string, at::Tensor*>> GrootLayout::tensors() {
   add("layout.unpad_index", unpad_index);
   add("layout.valid", valid);
   add("layout.image", image);
+  add("layout.read_order", read.order);
+  add("layout.read_back", read.back);
+  add("layout.read_text_cu", read.text_cu);
+  add("layout.read_image_cu", read.image_cu);
   return out;
 }
 
+void GrootLayout::forget_pictures() {
+  for (at::Tensor* table : {&picture_cu, &picture_segments, &patch_rows, &patch_columns,
+                            &position_index, &position_weight, &merge_index, &window_order,
+                            &window_back, &window_cu, &window_segments, &tokens, &image_rows}) {
+    *table = at::Tensor();
+  }
+}
+
 std::string GrootLayout::signature() const {
+  if (!picture_cu.defined()) {
+    return fmt::format("S{} behind the frozen part, {} of pictures", longest_text, read.image_rows);
+  }
   std::string out =
       fmt::format("V{} P{} of at most {} taps {}, S{}", picture_cu.size(0) - 1,
                   picture_segments.size(0), longest_picture, position_index.size(1), longest_text);
@@ -247,10 +309,13 @@ std::string GrootLayout::signature() const {
   return out;
 }
 
-GrootLayout make_groot_layout(const GrootLayoutRequest& request, const GrootSizes& sizes) {
+GrootLayout make_groot_layout(const GrootLayoutRequest& request, const GrootSizes& sizes,
+                              GrootGridCache* cache) {
   check_request(request, sizes);
   GrootLayout out;
-  vision_layout(request, sizes, out);
+  const auto make = [&] { return picture_tables(request.grids, sizes); };
+  static_cast<GrootPictureTables&>(out) =
+      cache != nullptr ? cache->get(request.grids, make) : make();
   text_layout(request, sizes, out);
   return out;
 }

@@ -15,11 +15,18 @@
 #include <vector>
 
 #include "models/groot/config.h"
+#include "models/groot/vl_rows.h"
 
 namespace longship::models {
 
-struct GrootLayout {
-  // Vision: P rows of V packed pictures.
+class GrootGridCache;
+
+/// Rows and columns of patches of every picture.
+using GrootGrids = std::vector<std::array<int64_t, 2>>;
+
+/// Of P rows of V packed pictures. They follow from the grids of the pictures alone, so that
+/// batches may share them (layout_cache.h): nobody writes into them.
+struct GrootPictureTables {
   at::Tensor picture_cu;        // [V + 1] int32
   at::Tensor picture_segments;  // [P] int32, picture of a row + 1
   int64_t longest_picture = 0;
@@ -32,6 +39,11 @@ struct GrootLayout {
   at::Tensor window_cu, window_segments;  // and the windows as samples
   int64_t longest_window = 0;
 
+  /// Every defined tensor with its name, in a fixed order.
+  std::vector<std::pair<std::string, at::Tensor*>> picture_tensors();
+};
+
+struct GrootLayout : GrootPictureTables {
   // Text: B * S rows.
   at::Tensor text_cu;        // [B + 1] int32
   at::Tensor text_segments;  // [B * S] int32: sample of a row + 1, 0 for padding
@@ -42,24 +54,29 @@ struct GrootLayout {
   at::Tensor pad_index;      // [B * S] int64: row at each place of [B, S]; tokens end at column S-1
   at::Tensor unpad_index;    // [B * S] int64: place of each row
   at::Tensor valid, image;   // [B, S] bool: a token; the placeholder of a picture's feature
+  GrootReadRows read;        // of the places of [B, S]: what the head's cross-attention reads
 
   bool ready() const { return text_cu.defined(); }
-  /// Every defined tensor with its name, in a fixed order.
+  /// Without what only the backbone's frozen part reads.
+  void forget_pictures();
+  /// Every defined tensor with its name, in a fixed order; those of the pictures first.
   std::vector<std::pair<std::string, at::Tensor*>> tensors();
   std::string signature() const;
 };
 
 /// What a layout is made from.
 struct GrootLayoutRequest {
-  std::vector<std::array<int64_t, 2>> grids;  // rows and columns of patches of every picture
-  std::vector<int64_t> pictures;              // per sample
-  std::vector<int64_t> lengths;               // tokens per sample
+  GrootGrids grids;
+  std::vector<int64_t> pictures;  // per sample
+  std::vector<int64_t> lengths;   // tokens per sample
   /// [sum of lengths] int64: tokens, packed.
   at::Tensor token_ids;
 };
 
 /// Throws ShapeError when counts, grids and placeholders do not fit each other: every sample must
 /// have as many placeholders as its pictures have blocks of 2 x 2 patches.
-GrootLayout make_groot_layout(const GrootLayoutRequest& request, const GrootSizes& sizes);
+/// Tables of the pictures come from `cache` where one is given.
+GrootLayout make_groot_layout(const GrootLayoutRequest& request, const GrootSizes& sizes,
+                              GrootGridCache* cache = nullptr);
 
 }  // namespace longship::models

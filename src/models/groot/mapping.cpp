@@ -1,10 +1,15 @@
 #include "models/groot/mapping.h"
 
-#include <ATen/ops/zeros.h>
+#include <ATen/ops/empty.h>
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <charconv>
+#include <functional>
+#include <list>
+#include <map>
 
+#include "base/error.h"
 #include "models/common/strict_weights.h"
 
 namespace longship::models {
@@ -18,7 +23,69 @@ bool is_optional(std::string_view name) {
          name == "action_head.mask_token";
 }
 
+/// Tensors under the names of the checkpoint: the model's parameters, and for a table in two parts
+/// what `whole` answers.
+class PublicTensors : public nn::Module {
+ public:
+  PublicTensors(const GrootModel& model, const std::vector<GrootSlotTable>& tables,
+                const std::function<at::Tensor(const GrootSlotTable&)>& whole) {
+    for (auto& [name, tensor] : model.named_parameters()) {
+      if (name.ends_with(nn::kUnusedCategories)) continue;
+      const auto table = std::find_if(tables.begin(), tables.end(),
+                                      [&](const GrootSlotTable& t) { return t.name == name; });
+      at::Tensor& own = tensors_.emplace_back();
+      register_parameter(name, own, {0});
+      own = table == tables.end() ? tensor : whole(*table);
+    }
+  }
+
+ private:
+  std::list<at::Tensor> tensors_;
+};
+
+/// A table from its parts, in the dtype of the first.
+at::Tensor put_together(const GrootSlotTable& table) {
+  const at::TensorOptions options = table.parts.front().tensor.options().requires_grad(false);
+  for (const GrootSlotTable::Part& part : table.parts) {
+    if (!nn::has_memory(part.tensor)) return at::empty(table.shape, options.device(at::kMeta));
+  }
+  const at::Tensor out = at::empty(table.shape, options);
+  for (const GrootSlotTable::Part& part : table.parts) {
+    for (size_t i = 0; i < part.rows.size(); ++i) {
+      out.select(0, part.rows[i]).copy_(part.tensor.detach().select(0, static_cast<int64_t>(i)));
+    }
+  }
+  return out;
+}
+
 }  // namespace
+
+std::vector<GrootSlotTable> groot_slot_tables(const GrootModel& model) {
+  std::vector<GrootSlotTable> out;
+  if (model.slots().empty()) return out;
+  const auto parameters = model.named_parameters();
+  const std::map<std::string, at::Tensor> by_name(parameters.begin(), parameters.end());
+  for (const auto& [name, tensor] : parameters) {
+    const std::string rest = name + std::string(nn::kUnusedCategories);
+    const auto unused = by_name.find(rest);
+    if (unused == by_name.end()) continue;
+    GrootSlotTable& table = out.emplace_back();
+    table.name = name;
+    table.shape = tensor.sizes().vec();
+    table.shape[0] = model.sizes().embodiments;
+    table.parts[0] = {name, tensor, model.slots()};
+    table.parts[1] = {rest, unused->second,
+                      nn::unused_categories(model.slots(), model.sizes().embodiments)};
+  }
+  return out;
+}
+
+void groot_take_slots(const at::Tensor& whole, const std::vector<int64_t>& rows, at::Tensor part) {
+  const at::Tensor out = part.detach();
+  for (size_t i = 0; i < rows.size(); ++i) {
+    out.select(0, static_cast<int64_t>(i)).copy_(whole.select(0, rows[i]));
+  }
+}
 
 std::optional<std::string> groot_canonical_name(std::string_view name, const GrootSizes& sizes) {
   if (name.starts_with("model.backbone.") || name.starts_with("model.action_head.")) {
@@ -45,13 +112,52 @@ void groot_load_weights(GrootModel& model, const std::filesystem::path& path,
   NamedInfos tensors = collect_weights(
       weights, [&](std::string_view name) { return groot_canonical_name(name, model.sizes()); },
       faults);
-  copy_weights(model, weights, std::move(tensors), path, kCheck, std::move(faults), sink,
+  const std::vector<GrootSlotTable> tables = groot_slot_tables(model);
+  NamedInfos sources;
+  for (const GrootSlotTable& table : tables) {
+    if (const auto it = tensors.find(table.name); it != tensors.end()) sources.insert(*it);
+  }
+  // Shapes of tables are checked there, values copied here.
+  PublicTensors own(model, tables, [](const GrootSlotTable& table) {
+    return at::empty(table.shape, at::TensorOptions().device(at::kMeta));
+  });
+  copy_weights(own, weights, std::move(tensors), path, kCheck, std::move(faults), sink,
                is_optional);
+  for (const GrootSlotTable& table : tables) {
+    const at::Tensor whole = io::to_tensor(weights, *sources.at(table.name));
+    for (const GrootSlotTable::Part& part : table.parts) {
+      if (nn::has_memory(part.tensor)) groot_take_slots(whole, part.rows, part.tensor);
+      if (!sink || part.tensor.is_meta()) continue;
+      const at::Tensor precise = at::empty(part.tensor.sizes(), at::TensorOptions());
+      groot_take_slots(whole, part.rows, precise);
+      sink(part.name, precise);
+    }
+  }
 }
 
 std::vector<NamedTensor> groot_export_weights(const GrootModel& model,
                                               std::span<const NamedTensor> values) {
-  return export_parameters(model, values, model.config().family);
+  std::vector<GrootSlotTable> tables = groot_slot_tables(model);
+  std::vector<NamedTensor> others;
+  for (const NamedTensor& value : values) {
+    GrootSlotTable::Part* found = nullptr;
+    for (GrootSlotTable& table : tables) {
+      for (GrootSlotTable::Part& part : table.parts) {
+        if (part.name == value.name) found = &part;
+      }
+    }
+    if (found == nullptr) {
+      others.push_back(value);
+      continue;
+    }
+    LS_CHECK(value.tensor.sizes() == found->tensor.sizes(), ShapeError,
+             "{} export: the value given for '{}' has shape {}, the parameter {}",
+             model.config().family, value.name, shape_text(value.tensor.sizes()),
+             shape_text(found->tensor.sizes()));
+    found->tensor = value.tensor;
+  }
+  return export_parameters(PublicTensors(model, tables, put_together), others,
+                           model.config().family);
 }
 
 }  // namespace longship::models

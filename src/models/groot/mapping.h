@@ -1,6 +1,7 @@
 #pragma once
 // Public checkpoint names <-> parameters of GrootModel, strict in both directions.
 
+#include <array>
 #include <filesystem>
 #include <optional>
 #include <span>
@@ -18,13 +19,33 @@ namespace longship::models {
 /// behind the kept ones.
 std::optional<std::string> groot_canonical_name(std::string_view name, const GrootSizes& sizes);
 
+/// A public table of which the model holds the slots that it reads, GrootModel::slots(), as the
+/// parameter of that name, and the others beside it.
+struct GrootSlotTable {
+  struct Part {
+    std::string name;  // of the parameter
+    at::Tensor tensor;
+    std::vector<int64_t> rows;  // of the table, ascending: those of the parameter
+  };
+  std::string name;            // that of parts[0], the slots that are read
+  std::vector<int64_t> shape;  // [embodiments, ...]
+  std::array<Part, 2> parts;
+};
+/// In the order of the parameters; empty where all slots are read.
+std::vector<GrootSlotTable> groot_slot_tables(const GrootModel& model);
+/// Copies these rows of `whole` into `part`, one behind the other, casting.
+void groot_take_slots(const at::Tensor& whole, const std::vector<int64_t>& rows, at::Tensor part);
+
 /// Copies a checkpoint file or folder into the model. One CheckpointError lists all missing,
 /// unexpected, mis-shaped and doubly defined tensors. A file without the vision tower's pooling
 /// head leaves that at zero, and a file without the mask token likewise: the published ones differ.
+/// `sink` gets both parts of a table, under the names of the parameters.
 void groot_load_weights(GrootModel& model, const std::filesystem::path& path,
                         const PreciseSink& sink = {});
 
-/// The complete public name set, values replaced by name where given.
+/// The complete public name set, values replaced by name of the parameter where given. A table that
+/// is put together is a new tensor, and a meta tensor where one of its parts has no values here (a
+/// sharded model's, or one given on the meta device).
 std::vector<NamedTensor> groot_export_weights(const GrootModel& model,
                                               std::span<const NamedTensor> values);
 

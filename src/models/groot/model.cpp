@@ -1,14 +1,19 @@
 #include "models/groot/model.h"
 
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 #include <fmt/core.h>
 
 #include <algorithm>
 #include <cmath>
 
 #include "base/error.h"
+#include "base/strings.h"
 #include "models/common/parameter_patterns.h"
 #include "models/common/strict_weights.h"
 #include "models/groot/dropout.h"
+#include "models/groot/embodiment.h"
+#include "models/groot/mapping.h"
 #include "models/groot/plan.h"
 #include "nn/functions.h"
 #include "nn/init.h"
@@ -65,6 +70,12 @@ GrootHeadSizes groot_head_sizes(const GrootSizes& s) {
   return out;
 }
 
+GrootHeadSizes groot_head_sizes(const GrootConfig& config) {
+  GrootHeadSizes out = groot_head_sizes(config.sizes());
+  out.slots = config.trained_slots();
+  return out;
+}
+
 GrootHeadPrecision groot_head_precision(const GrootConfig& config, at::ScalarType dtype) {
   GrootHeadPrecision out = groot_head_precision(static_cast<int64_t>(config.version), dtype);
   if (!config.bf16_inputs) out.inputs = out.stream;
@@ -73,6 +84,7 @@ GrootHeadPrecision groot_head_precision(const GrootConfig& config, at::ScalarTyp
 
 at::ScalarType groot_parameter_dtype(at::ScalarType dtype, std::string_view name) {
   if (dtype != at::kBFloat16 || !name.starts_with("action_head.")) return dtype;
+  name = name.substr(0, name.find(nn::kUnusedCategories));
   const bool precise = contains(name, "vlln.") || contains(name, "norm1.weight") ||
                        contains(name, "norm1.bias") || contains(name, "norm3.") ||
                        contains(name, "position_embedding.") || contains(name, "mask_token") ||
@@ -85,8 +97,10 @@ GrootModel::GrootModel(const GrootConfig& config, const BuildOptions& options)
       sizes_(config.sizes()),
       dtype_(options.dtype),
       fused_(supported(options.fused, sizes_, options.dtype)),
+      grid_cache_(options.grid_cache ? std::make_unique<GrootGridCache>(options.device.is_cuda())
+                                     : nullptr),
       backbone_(make_groot_backbone(sizes_, config.final_norm())),
-      head_(groot_head_sizes(sizes_), groot_head_precision(config, options.dtype), fused_) {
+      head_(groot_head_sizes(config), groot_head_precision(config, options.dtype), fused_) {
   register_child("backbone", *backbone_);
   register_child("action_head", head_);
   allocate(at::kMeta);
@@ -126,7 +140,7 @@ void GrootModel::allocate(at::Device device, bool memory) {
 
 void GrootModel::initialise(uint64_t seed, const PreciseSink& sink) {
   const double depth = static_cast<double>(sizes_.dit.depth);
-  initialise_parameters(*this, sink, [&](const std::string& name, at::Tensor& parameter) {
+  const auto fill = [&](const std::string& name, at::Tensor& parameter) {
     const auto normal = [&](double std) { nn::init_normal(parameter, name, seed, std); };
     const bool norm = contains(name, "norm.weight") || contains(name, "norm1.weight") ||
                       contains(name, "norm2.weight") || contains(name, "norm3.weight") ||
@@ -145,7 +159,35 @@ void GrootModel::initialise(uint64_t seed, const PreciseSink& sink) {
                              contains(name, "out_proj.") || contains(name, "fc2.");
     if (ends_branch) std /= std::sqrt(2.0 * depth);
     normal(std);
+  };
+  const std::vector<GrootSlotTable> tables = groot_slot_tables(*this);
+  initialise_parameters(*this, sink, [&](const std::string& name, at::Tensor& parameter) {
+    for (const GrootSlotTable& table : tables) {
+      for (const GrootSlotTable::Part& part : table.parts) {
+        if (part.name != name) continue;
+        // The same weights whichever slots are read.
+        at::Tensor whole = at::empty(table.shape, parameter.options());
+        fill(table.name, whole);
+        return groot_take_slots(whole, part.rows, parameter);
+      }
+    }
+    fill(name, parameter);
   });
+}
+
+void GrootModel::use_fp8(const nn::Fp8Options& options, at::Device device,
+                         const std::function<bool(std::string_view)>& forward_only) {
+  // A layer is named by its unit and its product.
+  fp8_ = std::make_unique<nn::Fp8Layers>(options, [forward_only](std::string_view layer) {
+    return forward_only(layer.substr(0, layer.rfind('.')));
+  });
+  backbone_->use_fp8(*fp8_);
+  head_.use_fp8(*fp8_);
+  fp8_->create(device);
+}
+
+void GrootModel::weights_changed() {
+  if (fp8_) fp8_->convert_weights();
 }
 
 void GrootModel::set_tap(nn::Tap tap) {
@@ -157,10 +199,26 @@ void GrootModel::set_hooks(nn::UnitHooks* hooks) {
   head_.hooks = hooks;
 }
 
+void GrootModel::check_slots(const GrootBatch& batch) const {
+  if (slots().empty()) return;
+  const int64_t* slot = batch.embodiment.const_data_ptr<int64_t>();
+  for (size_t i = 0; i < batch.sample_ids.size(); ++i) {
+    if (std::binary_search(slots().begin(), slots().end(), slot[i])) continue;
+    std::vector<std::string> own;
+    for (const int64_t one : slots()) own.push_back(groot_slot_text(config_.version, one));
+    throw ConfigError(fmt::format(
+        "sample {} is of embodiment slot {}, which this run neither reads nor trains; it has {}. "
+        "Give its dataset the right embodiment (model.embodiment, or data.datasets: "
+        "[{{embodiment: ...}}]), or set model.train_slots: all",
+        batch.sample_ids[i], groot_slot_text(config_.version, slot[i]), join(own, ", ")));
+  }
+}
+
 void GrootModel::prepare(GrootBatch& batch) const {
   if (batch.layout.ready()) return;
-  batch.layout =
-      make_groot_layout({batch.grids, batch.pictures, batch.lengths, batch.token_ids}, sizes_);
+  check_slots(batch);
+  batch.layout = make_groot_layout({batch.grids, batch.pictures, batch.lengths, batch.token_ids},
+                                   sizes_, grid_cache_.get());
   const int64_t* slot = batch.embodiment.const_data_ptr<int64_t>();
   const bool one = std::all_of(slot, slot + batch.embodiment.numel(),
                                [&](int64_t other) { return other == *slot; });
@@ -170,22 +228,38 @@ void GrootModel::prepare(GrootBatch& batch) const {
       text.any(1).all().item<bool>() && batch.layout.image.any(1).all().item<bool>();
 }
 
-at::Tensor GrootModel::features(const GrootBatch& batch) {
-  LS_CHECK(batch.layout.ready(), InternalError, "GR00T: the batch was not prepared");
+GrootBackboneRun GrootModel::backbone_run(nn::UnitHooks* hooks) {
   GrootBackboneRun run;
   run.dtype = dtype_;
   run.fused = fused_;
   run.tap = tap_;
-  const auto runner = [this](auto unit_name) {
-    return [this, unit_name](int64_t layer, const nn::UnitFunction& function,
-                             const std::vector<at::Tensor>& inputs) {
+  const auto runner = [this, hooks](auto unit_name) {
+    return [this, hooks, unit_name](int64_t layer, const nn::UnitFunction& function,
+                                    const std::vector<at::Tensor>& inputs) {
       const std::string unit = unit_name(layer);
-      return nn::run_unit(head_.hooks, unit, recomputed(unit), function, inputs);
+      return nn::run_unit(hooks, unit, recomputed(unit), function, inputs);
     };
   };
   run.vision = runner(groot_vision_unit);
   run.text = runner(groot_text_unit);
-  const at::Tensor rows = backbone_->forward(batch, run);
+  return run;
+}
+
+at::Tensor GrootModel::frozen_features(const GrootBatch& batch) {
+  LS_CHECK(batch.layout.ready(), InternalError, "GR00T: the batch was not prepared");
+  LS_CHECK(frozen_layers_.has_value(), InternalError, "GR00T: the backbone trains from its start");
+  const at::NoGradGuard no_grad;
+  return backbone_->begin(batch, backbone_run(nullptr), *frozen_layers_);
+}
+
+at::Tensor GrootModel::features(const GrootBatch& batch) {
+  LS_CHECK(batch.layout.ready(), InternalError, "GR00T: the batch was not prepared");
+  const GrootBackboneRun run = backbone_run(head_.hooks);
+  // Where everything trains, all layers are of the first part: pictures' features enter there.
+  const int64_t first = frozen_layers_.value_or(sizes_.text.depth);
+  const at::Tensor stream =
+      batch.features.defined() ? batch.features : backbone_->begin(batch, run, first);
+  const at::Tensor rows = backbone_->finish(stream, batch, run, first);
   const at::Tensor padded = nn::pad_rows(rows, batch.layout.pad_index, batch.layout.unpad_index)
                                 .unflatten(0, batch.layout.valid.sizes());
   if (tap_) tap_("act.backbone_features", padded);
@@ -196,6 +270,7 @@ GrootHeadCall GrootModel::call(const GrootBatch& batch, bool training) const {
   GrootHeadCall out;
   out.one_embodiment = batch.one_embodiment.has_value();
   out.text_and_images = batch.text_and_images;
+  out.read = batch.layout.read;
   if (training && config_.dropout && batch.dropout_keys.defined()) {
     out.dropout = groot_dropout(head_, batch.dropout_keys);
   }

@@ -6,6 +6,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -14,13 +15,17 @@
 #include "models/groot/backbone.h"
 #include "models/groot/batch.h"
 #include "models/groot/config.h"
+#include "models/groot/layout_cache.h"
 #include "models/spec.h"
+#include "nn/fp8.h"
 #include "nn/module.h"
 #include "nn/unit.h"
 
 namespace longship::models {
 
 GrootHeadSizes groot_head_sizes(const GrootSizes& sizes);
+/// With the slots that the configuration reads.
+GrootHeadSizes groot_head_sizes(const GrootConfig& config);
 GrootHeadPrecision groot_head_precision(const GrootConfig& config, at::ScalarType dtype);
 
 /// Storage dtype of a parameter of a model that works in `dtype`: with bf16 norms, the position
@@ -40,6 +45,12 @@ class GrootModel : public nn::Module {
 
   /// What the head reads, [B, S, width] in the dtype of the model: rows at the right, padding left.
   at::Tensor features(const GrootBatch& batch);
+  /// What features() begins with where nothing of it trains, see Policy::frozen_features(); nobody
+  /// watches its units.
+  at::Tensor frozen_features(const GrootBatch& batch);
+  /// Text layers in front of which nothing trains; nullopt: the backbone has no frozen part.
+  void set_frozen_layers(std::optional<int64_t> layers) { frozen_layers_ = layers; }
+  std::optional<int64_t> frozen_layers() const { return frozen_layers_; }
   /// The loss and everything before it. `training`: dropout and left-out states.
   GrootFlow flow(const GrootBatch& batch, bool training);
   /// Pictures and text of a prepared batch as the head reads them without dropout.
@@ -48,13 +59,26 @@ class GrootModel : public nn::Module {
   at::Tensor integrate(const GrootVlContext& context, const GrootBatch& batch,
                        const at::Tensor& noise) const;
 
-  /// Completes batch.layout (host tensors).
+  /// Completes batch.layout (host tensors). Throws ConfigError naming sample and slot where this
+  /// model does not read a sample's slot.
   void prepare(GrootBatch& batch) const;
 
   GrootActionHead& head() { return head_; }
+  /// Slots of the category-specific layers that are read, ascending; empty: all.
+  const std::vector<int64_t>& slots() const { return head_.sizes().slots; }
   const GrootConfig& config() const { return config_; }
   const GrootSizes& sizes() const { return sizes_; }
   at::ScalarType dtype() const { return dtype_; }
+
+  /// Puts the layers that a pattern of `options` matches into FP8 (README.md has their names).
+  /// After allocate(); `forward_only` says of a unit whether everything trainable comes behind it.
+  /// Throws ConfigError for a pattern that matches no layer, ShapeError for widths that are no
+  /// multiple of 16.
+  void use_fp8(const nn::Fp8Options& options, at::Device device,
+               const std::function<bool(std::string_view unit)>& forward_only);
+  nn::Fp8Layers* fp8() const { return fp8_.get(); }  // null: none
+  /// The weights were set: their copies are made anew.
+  void weights_changed();
 
   /// Called with named activations when set; for locating divergences.
   void set_tap(nn::Tap tap);
@@ -67,6 +91,8 @@ class GrootModel : public nn::Module {
  private:
   void choose_recomputed(const std::vector<std::string>& patterns);
   bool recomputed(std::string_view unit) const;
+  void check_slots(const GrootBatch& batch) const;
+  GrootBackboneRun backbone_run(nn::UnitHooks* hooks);
   GrootHeadCall call(const GrootBatch& batch, bool training) const;
   GrootVlContext context(const GrootBatch& batch, const GrootHeadCall& call);
 
@@ -75,8 +101,11 @@ class GrootModel : public nn::Module {
   at::ScalarType dtype_;
   nn::Fused fused_;
   std::vector<std::string> recomputed_;  // units
+  std::optional<int64_t> frozen_layers_;
+  std::unique_ptr<GrootGridCache> grid_cache_;  // null: tables of pictures are made for each batch
   std::unique_ptr<GrootBackbone> backbone_;
   GrootActionHead head_;
+  std::unique_ptr<nn::Fp8Layers> fp8_;
   nn::Tap tap_;
 };
 

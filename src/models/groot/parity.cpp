@@ -33,6 +33,12 @@ class Inputs {
     return it->second;
   }
   const std::filesystem::path& path() const { return path_; }
+  /// These inputs moved by rounding.
+  Inputs moved(uint64_t member, const std::string& prefix) const {
+    Inputs out = *this;
+    out.tensors_ = parity_moved(tensors_, member, prefix);
+    return out;
+  }
 
  private:
   std::filesystem::path path_;
@@ -154,10 +160,11 @@ class FullAdapter : public ParityAdapter {
       : folder_(c.folder),
         options_(options),
         config_(case_config(c)),
-        inputs_{Inputs(c.folder / "inputs.safetensors")} {
+        recorded_{Inputs(c.folder / "inputs.safetensors")} {
     if (std::filesystem::exists(folder_ / "inputs_b1.safetensors")) {
-      inputs_.emplace_back(folder_ / "inputs_b1.safetensors");
+      recorded_.emplace_back(folder_ / "inputs_b1.safetensors");
     }
+    inputs_ = recorded_;
     pack(inputs_.front(), *config_.imported);  // finds the padding token
     policy_ = make_policy("isaac");
   }
@@ -196,6 +203,12 @@ class FullAdapter : public ParityAdapter {
     return out;
   }
 
+  void move_inputs(uint64_t member) override {
+    inputs_.clear();
+    for (const Inputs& inputs : recorded_) {
+      inputs_.push_back(inputs.moved(member, fmt::format("input{}.", inputs_.size())));
+    }
+  }
   std::vector<ParamInfo> begin_trajectory(const std::string&, const std::string&) override {
     policy_ = make_policy("isaac");
     return policy_->parameters();
@@ -241,7 +254,7 @@ class FullAdapter : public ParityAdapter {
   std::filesystem::path folder_;
   ParityOptions options_;
   GrootConfig config_;
-  std::vector<Inputs> inputs_;
+  std::vector<Inputs> recorded_, inputs_;  // the second: what batches are made of
   std::unique_ptr<GrootPolicy> policy_;
 };
 
@@ -316,6 +329,7 @@ class HeadAdapter : public ParityAdapter {
     return out;
   }
 
+  void move_inputs(uint64_t) override {}  // nothing is trained
   std::vector<ParamInfo> begin_trajectory(const std::string& file, const std::string&) override {
     throw ConfigError(fmt::format("{}: a head alone has no recorded training", file));
   }
@@ -376,7 +390,9 @@ class BackboneAdapter : public ParityAdapter {
     const auto padded = [&](const at::Tensor& rows) {
       return nn::select_rows(rows, batch.layout.pad_index).unflatten(0, batch.layout.valid.sizes());
     };
-    out["pre_norm_hidden"] = padded(backbone_->forward(batch, run));
+    const int64_t depth = sizes_.text.depth;
+    const at::Tensor rows = backbone_->begin(batch, run, depth);
+    out["pre_norm_hidden"] = padded(backbone_->finish(rows, batch, run, depth));
     out["vision.features"] = taps.at("act.vision_merger");
     for (size_t j = 0; j < sizes_.vision.deepstack.size(); ++j) {
       out[fmt::format("vision.deepstack{}", j)] = taps.at(fmt::format("act.deepstack{}", j));
@@ -392,6 +408,7 @@ class BackboneAdapter : public ParityAdapter {
   }
 
   Tensors sample() override { return {}; }
+  void move_inputs(uint64_t) override {}  // nothing is trained
   std::vector<ParamInfo> begin_trajectory(const std::string& file, const std::string&) override {
     throw ConfigError(fmt::format("{}: a backbone alone has no recorded training", file));
   }

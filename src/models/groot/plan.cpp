@@ -83,6 +83,7 @@ ParameterUse head_use(std::string_view name, const Places& places) {
 }
 
 ParameterUse use_of(std::string_view name, const GrootModel& model) {
+  if (name.ends_with(nn::kUnusedCategories)) return {std::string(nn::kUnreadUnit), 0};
   const GrootSizes& s = model.sizes();
   const Places places(s);
   if (name.starts_with(kHead)) return head_use(name.substr(kHead.size()), places);
@@ -147,6 +148,20 @@ std::vector<ParamInfo> groot_parameters(const GrootModel& model) {
   check_trainable(out);
   assign_units(out, std::move(uses));
   return out;
+}
+
+std::optional<int64_t> groot_frozen_layers(const std::vector<ParamInfo>& parameters,
+                                           const GrootSizes& sizes) {
+  int64_t layers = sizes.text.depth;
+  for (const ParamInfo& info : parameters) {
+    if (info.role != ParamRole::kTrainable || info.name.starts_with(kHead)) continue;
+    const auto layer = numbered(info.unit, "text.");
+    const bool final_norm = info.unit == kRoot && info.name.ends_with(".norm.weight");
+    if (!layer && !final_norm) return std::nullopt;
+    if (layer) layers = std::min(layers, layer->number);
+  }
+  const auto with_pictures = static_cast<int64_t>(sizes.vision.deepstack.size());
+  return layers < with_pictures ? std::nullopt : std::optional<int64_t>(layers);
 }
 
 std::vector<std::string> groot_use_order(const GrootModel& model) {

@@ -52,6 +52,14 @@ class GrootFamily : public ModelFamily {
     return make_groot_transform(own_config(config), dataset);
   }
 
+  // The transformer's attention products stay in bf16: the gradients of its queries and keys lose
+  // the most in FP8.
+  std::vector<std::string> default_fp8_layers() const override {
+    std::vector<std::string> out{"vision.*", "text.*", "dit.*.fc?"};
+    if (version_ == GrootVersion::kN17) out.push_back("vl.*");
+    return out;
+  }
+
   BatchCost cost(const ModelConfig& config, const Batch& given) const override {
     const GrootConfig& own = own_config(config);
     const GrootBatch& batch = groot_batch(given);
@@ -92,8 +100,7 @@ class GrootFamily : public ModelFamily {
     out->action_mask.narrow(1, 0, std::min(own.data.horizon, sizes.horizon))
         .narrow(2, 0, std::min<int64_t>(std::max<int64_t>(own.action_dim, 1), sizes.max_action_dim))
         .fill_(1);
-    out->embodiment =
-        at::full({shape.batch}, groot_embodiment(version_, own.embodiment, {}).slot, at::kLong);
+    out->embodiment = at::full({shape.batch}, groot_embodiment(own).slot, at::kLong);
     out->grids.assign(static_cast<size_t>(count), {side, side});
     const int64_t images = shape.images * side * side / (GrootSizes::kMerge * GrootSizes::kMerge);
     const int64_t length = images + shape.tokens;

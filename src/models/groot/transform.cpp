@@ -32,13 +32,6 @@ class GrootItem final : public Transform::Item {
   int64_t embodiment = 0;
 };
 
-/// The folder of a checkpoint that is named by its folder or by a file in it.
-std::filesystem::path checkpoint_folder(const GrootConfig& config) {
-  if (!config.checkpoint) return {};
-  const std::filesystem::path path = *config.checkpoint;
-  return std::filesystem::is_directory(path) ? path : path.parent_path();
-}
-
 std::string camera_names(const std::vector<std::string>& cameras) {
   return cameras.empty() ? "none" : join(cameras, ", ");
 }
@@ -65,6 +58,14 @@ data::SmartResize resize_rule(const GrootSizes& sizes) {
   return rule;
 }
 
+/// Places 0, 1, 2, ..., as a mixture's datasets have them where the recipe says none.
+bool in_order(const std::vector<int64_t>& dims) {
+  for (size_t i = 0; i < dims.size(); ++i) {
+    if (dims[i] != static_cast<int64_t>(i)) return false;
+  }
+  return true;
+}
+
 /// What this family has of its own, or cannot do, is not silently ignored.
 void check_binding(const GrootConfig& config) {
   const DataBinding& data = config.data;
@@ -74,7 +75,7 @@ void check_binding(const GrootConfig& config) {
   LS_CHECK(!data.augment.enabled(), ConfigError,
            "data.augment is not for GR00T, whose pictures are changed as model.crop_fraction, "
            "model.letterbox and model.color_jitter say; set data.augment.preset to none");
-  LS_CHECK(data.state_dims.empty() && data.action_dims.empty(), ConfigError,
+  LS_CHECK(in_order(data.state_dims) && in_order(data.action_dims), ConfigError,
            "state_dims and action_dims of a dataset are not for GR00T; the modality file says "
            "where groups lie");
   LS_CHECK(data.state_dropout <= 0 || config.state_input_dropout <= 0, ConfigError,
@@ -142,17 +143,9 @@ GrootTransform::GrootTransform(const GrootConfig& config, const data::Dataset& d
   LS_CHECK(processor.action_width() <= sizes_.max_action_dim, DataError,
            "{}: the action groups have {} numbers, the model holds {} (model.max_action_dim)",
            dataset.root().string(), processor.action_width(), sizes_.max_action_dim);
-  std::map<std::string, int64_t> ids;
-  const std::filesystem::path table = checkpoint_folder(config) / "embodiment_id.json";
-  if (config.checkpoint && std::filesystem::exists(table)) {
-    ids = read_groot_embodiment_ids(table, sizes_.embodiments);
-  }
-  const GrootEmbodiment embodiment = groot_embodiment(config.version, config.embodiment, ids);
+  const GrootEmbodiment embodiment = groot_embodiment(config);
   if (!embodiment.warning.empty()) log::warn("model.embodiment: {}", embodiment.warning);
   embodiment_ = embodiment.slot;
-  LS_CHECK(embodiment_ < sizes_.embodiments, ConfigError,
-           "model.embodiment: '{}' is slot {}; the model has {}", config.embodiment, embodiment_,
-           sizes_.embodiments);
   action_column_width_ = dataset.find_feature(config.action_feature)->width();
   std::vector<uint8_t> held(static_cast<size_t>(action_column_width_), 0);
   for (const GrootRange& range : groups_.ranges().action) {
@@ -254,11 +247,7 @@ bool GrootTransform::drops_state(const data::RawSample& sample) const {
 }
 
 int64_t GrootTransform::slot_of(const data::RawSample& sample) const {
-  if (sample.embodiment == 0) return embodiment_;
-  LS_CHECK(sample.embodiment < sizes_.embodiments, ConfigError,
-           "data.datasets: embodiment {} of a dataset; the model has the slots 0 .. {}",
-           sample.embodiment, sizes_.embodiments - 1);
-  return sample.embodiment;
+  return groot_sample_slot(sample.embodiment, embodiment_, sizes_.embodiments);
 }
 
 std::unique_ptr<Transform::Item> GrootTransform::prepare(const data::RawSample& sample) const {
@@ -419,7 +408,7 @@ std::unique_ptr<Transform> make_groot_transform(const GrootConfig& config,
            "model.tokenizer: no tokenizer is named; give the backbone's tokenizer.json");
   const std::filesystem::path path = config.tokenizer
                                          ? std::filesystem::path(*config.tokenizer)
-                                         : checkpoint_folder(config) / "tokenizer.json";
+                                         : groot_checkpoint_folder(config) / "tokenizer.json";
   LS_CHECK(std::filesystem::is_regular_file(path), ConfigError,
            "model.tokenizer: {} is no file; give the backbone's tokenizer.json", path.string());
   const std::shared_ptr<const data::HfTokenizer> tokenizer = data::HfTokenizer::load(path);

@@ -30,7 +30,8 @@ class Pi05ParityAdapter : public ParityAdapter {
         options_(options),
         config_(pi05_import_config(c.folder / "config.json")) {
     config_.freeze.clear();  // a case holds the gradient of every parameter
-    inputs_ = io::load_tensors(folder_ / "inputs.safetensors");
+    recorded_ = io::load_tensors(folder_ / "inputs.safetensors");
+    inputs_ = recorded_;
     num_slots_ = input("b0.images").size(1);
     if (!config_.data.cameras.empty()) {
       num_slots_ = std::min<int64_t>(num_slots_, static_cast<int64_t>(config_.data.cameras.size()));
@@ -77,6 +78,10 @@ class Pi05ParityAdapter : public ParityAdapter {
         model.integrate(model.encode_prefix(batch, layout), layout, batch.state,
                         input("sample.noise").to(options_.device));
     return {{"actions", actions.to(at::kCPU)}};
+  }
+
+  void move_inputs(uint64_t member) override {
+    inputs_ = parity_moved(recorded_, member, "input.");
   }
 
   std::vector<ParamInfo> begin_trajectory(const std::string& file,
@@ -184,7 +189,7 @@ class Pi05ParityAdapter : public ParityAdapter {
   std::filesystem::path folder_;
   ParityOptions options_;
   Pi05Config config_;
-  Tensors inputs_;
+  Tensors recorded_, inputs_;  // the second: what batches are made of
   int64_t num_slots_ = 0;
   std::unique_ptr<Pi05Policy> policy_;
 };
