@@ -1,9 +1,50 @@
 #include "train/assembly.h"
 
+#include <fmt/core.h>
+
+#include "base/error.h"
+#include "base/log.h"
 #include "train/checkpoint_io.h"
 #include "train/session.h"
 
 namespace longship::train {
+
+namespace {
+
+constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
+
+// What happens with a frozen part: in the step, beside it, or kept.
+void choose_frozen_part(const Recipe& bound, const models::Policy& policy, bool several,
+                        StepEngineOptions& options) {
+  const bool divided = several && shards_weights(bound.parallel);
+  if (bound.perf.feature_cache > 0) {
+    const std::string random = bound.model->random_frozen_inputs();
+    LS_CHECK(policy.has_frozen_part(), ConfigError,
+             "perf.feature_cache: this model trains from its first layers on, so there is nothing "
+             "to keep; freeze its backbone or set perf.feature_cache=0");
+    LS_CHECK(random.empty(), ConfigError,
+             "perf.feature_cache: what a sample's backbone gives changes every time, because of "
+             "{}; turn that off or set perf.feature_cache=0",
+             random);
+    LS_CHECK(!divided, ConfigError,
+             "perf.feature_cache: not with parallel.strategy {}, which divides frozen weights; use "
+             "ddp or zero1, or set perf.feature_cache=0",
+             bound.parallel.strategy);
+    options.feature_cache_bytes = static_cast<int64_t>(bound.perf.feature_cache * kGiB);
+  }
+  options.frozen_beside = bound.perf.two_graphs && policy.has_frozen_part() && !divided &&
+                          options.device.is_cuda() && options.fused_update &&
+                          options.graph == GraphMode::kFullIteration;
+  if (!policy.has_frozen_part()) return;
+  log::info(
+      "the frozen backbone runs {}{}",
+      options.frozen_beside ? "as a graph of its own beside the step before" : "in every step",
+      options.feature_cache_bytes > 0
+          ? fmt::format("; its results are kept, up to {} GiB", bound.perf.feature_cache)
+          : "");
+}
+
+}  // namespace
 
 Assembly assemble(const Recipe& bound, at::Device device, Parallel* parallel) {
   Assembly out;
@@ -35,6 +76,7 @@ Assembly assemble(const Recipe& bound, at::Device device, Parallel* parallel) {
   options.copy_ahead = bound.perf.copy_ahead;
   options.fused_update = bound.perf.fused_optimizer;
   options.sync = out.sync.get();
+  choose_frozen_part(bound, *out.policy, several, options);
   if (out.sync) {
     options.while_waiting = [parallel](double waited_s) { parallel->watch(waited_s); };
   }

@@ -287,6 +287,8 @@ nlohmann::json Bench::run(BenchLosses* losses) {
   const EngineFacts facts = assembly_.engine->facts();
   out["graph_nodes"] = facts.graph_nodes;
   out["captures"] = facts.captures;
+  out["eager_steps"] = facts.eager_steps;
+  out["steps_from_cache"] = facts.steps_from_cache;
   out["batch"] = recipe_.train.global_batch;
   out["steps"] = options_.steps;
   out["profile"] = profile();

@@ -1,5 +1,6 @@
 #include "train/checkpoint_io.h"
 
+#include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
 #include <map>
@@ -25,6 +26,12 @@ std::vector<models::NamedTensor> export_values(const AdamW& optimizer) {
   for (const AdamW::Entry& e : optimizer.entries()) {
     out.push_back({e.name, e.ema.to(e.param.scalar_type())});
   }
+  return out;
+}
+
+io::NamedTensors policy_state_of(models::Policy& policy) {
+  io::NamedTensors out;
+  for (models::NamedTensor& t : policy.training_state()) out.emplace_back(t.name, t.tensor);
   return out;
 }
 
@@ -67,7 +74,16 @@ std::vector<ExportTensor> export_plan(models::Policy& policy, const AdamW& optim
   std::map<std::string, at::Tensor> updated;  // the model's parameters
   std::set<std::string> frozen;
   std::set<const void*> trained;  // memory that updates change
+  const std::map<std::string, TableParts> tables = tables_of(policy_state_of(policy));
+  std::map<std::string, at::Tensor> all;
+  // Tables are written from their parts; the policy need not put them together for the plan.
+  std::vector<models::NamedTensor> shapes;
   for (const models::ParamInfo& info : policy.parameters()) {
+    all[info.name] = info.tensor;
+    if (tables.contains(info.name)) {
+      shapes.push_back(
+          {info.name, at::empty(info.tensor.sizes(), info.tensor.options().device(at::kMeta))});
+    }
     if (info.role == models::ParamRole::kFrozen) {
       frozen.insert(info.name);
       continue;
@@ -77,14 +93,34 @@ std::vector<ExportTensor> export_plan(models::Policy& policy, const AdamW& optim
   }
   std::vector<ExportTensor> out;
   std::vector<size_t> derived;
-  for (const models::NamedTensor& t : policy.export_weights({})) {
+  const std::string values = optimizer.has_ema() ? "ema." : "weights.";
+  const auto part_of = [&](const std::string& parameter, std::vector<int64_t> rows) {
+    ExportRows part;
+    part.rows = std::move(rows);
+    if (updated.contains(parameter)) {
+      part.part.source = values + parameter;
+    } else if (whole) {
+      part.part.literal = all.at(parameter).detach();
+    } else {
+      part.part.source = "param." + parameter;
+    }
+    return part;
+  };
+  for (const models::NamedTensor& t : policy.export_weights(shapes)) {
     ExportTensor e;
     e.spec = {t.name, io::to_dtype(t.tensor.scalar_type()), t.tensor.sizes().vec()};
+    if (const auto table = tables.find(t.name); table != tables.end()) {
+      std::vector<ExportRows> parts;
+      for (const auto& [parameter, rows] : table->second) parts.push_back(part_of(parameter, rows));
+      e.pieces = pieces_of(t.name, e.spec.shape, parts);
+      out.push_back(std::move(e));
+      continue;
+    }
     const auto found = updated.find(t.name);
     const bool is_parameter = found != updated.end() && found->second.sizes() == t.tensor.sizes() &&
                               found->second.const_data_ptr() == t.tensor.const_data_ptr();
     if (is_parameter) {
-      e.source = (optimizer.has_ema() ? "ema." : "weights.") + t.name;
+      e.source = values + t.name;
     } else if (!whole && frozen.contains(t.name)) {
       e.source = "param." + t.name;
     } else {
@@ -107,8 +143,9 @@ std::vector<ExportTensor> export_plan(models::Policy& policy, const AdamW& optim
                "holds as a whole",
                out[derived.front()].spec.name);
     }
-    const std::vector<models::NamedTensor> values = policy.export_weights(export_values(optimizer));
-    for (const size_t i : derived) out[i].literal = values.at(i).tensor.detach();
+    const std::vector<models::NamedTensor> averages =
+        policy.export_weights(export_values(optimizer));
+    for (const size_t i : derived) out[i].literal = averages.at(i).tensor.detach();
   }
   return out;
 }
@@ -126,9 +163,7 @@ SaveParts collect_parts(const CheckpointContents& contents, models::Policy& poli
   }
   const Recipe& recipe = *contents.recipe;
   parts.model = export_plan(policy, optimizer, sync == nullptr || sync->has_whole_weights());
-  for (models::NamedTensor& t : policy.training_state()) {
-    parts.policy_state.emplace_back(t.name, t.tensor);
-  }
+  parts.policy_state = policy_state_of(policy);
   parts.texts = {
       {"config.json", recipe.family->export_config_json(*recipe.model, *contents.dataset)},
       {"config.yaml", contents.recipe_yaml},
@@ -207,12 +242,7 @@ void load_training_state(const fs::path& checkpoint, models::Policy& policy, Ada
     };
   }
   policy.load_weights(checkpoint, sink);
-  const io::ShardedState stored = io::ShardedState::open(checkpoint / "state");
-  check_state(stored, expected_state(policy, optimizer.has_ema()));
-  // The slices are the optimizer's own tensors.
-  load_slices(stored, sync != nullptr ? sync->own_state(optimizer, /*loading=*/true)
-                                      : whole_slices(optimizer.state()));
-  optimizer.load_state(optimizer.state(), num_updates);
+  // First, because what differs here explains what does not fit there.
   const fs::path extra = checkpoint / "state" / "policy.safetensors";
   std::vector<models::NamedTensor> policy_state;
   if (fs::exists(extra)) {
@@ -223,6 +253,12 @@ void load_training_state(const fs::path& checkpoint, models::Policy& policy, Ada
   } catch (const CheckpointError& error) {
     throw CheckpointError(fmt::format("{}: {}", extra.string(), error.what()));
   }
+  const io::ShardedState stored = io::ShardedState::open(checkpoint / "state");
+  check_state(stored, expected_state(policy, optimizer.has_ema()));
+  // The slices are the optimizer's own tensors.
+  load_slices(stored, sync != nullptr ? sync->own_state(optimizer, /*loading=*/true)
+                                      : whole_slices(optimizer.state()));
+  optimizer.load_state(optimizer.state(), num_updates);
 }
 
 }  // namespace longship::train

@@ -218,15 +218,15 @@ void load_slices(const io::ShardedState& state, std::span<const StateSlice> slic
 
 namespace {
 
-// Elements of the state, cast.
+// Elements [first, last) of the state, cast.
 template <class Sink>
-void stream_cast(const io::ShardedState& state, const io::ShardedTensor& source, io::DType dtype,
-                 const Sink& sink) {
+void stream_cast(const io::ShardedState& state, const io::ShardedTensor& source, int64_t first,
+                 int64_t last, io::DType dtype, const Sink& sink) {
   const at::ScalarType from = io::to_scalar_type(source.dtype), to = io::to_scalar_type(dtype);
-  const int64_t numel = source.numel();
-  at::Tensor buffer = at::empty({std::min(kPieceElements, numel)}, at::TensorOptions().dtype(from));
-  for (int64_t begin = 0; begin < numel; begin += kPieceElements) {
-    const int64_t count = std::min(kPieceElements, numel - begin);
+  at::Tensor buffer =
+      at::empty({std::min(kPieceElements, last - first)}, at::TensorOptions().dtype(from));
+  for (int64_t begin = first; begin < last; begin += kPieceElements) {
+    const int64_t count = std::min(kPieceElements, last - begin);
     state.read(source, begin, begin + count, buffer.mutable_data_ptr());
     const at::Tensor piece = buffer.narrow(0, 0, count).to(to);
     sink(piece.const_data_ptr(), static_cast<size_t>(count) * piece.element_size());
@@ -244,7 +244,68 @@ void cast_pieces(const at::Tensor& tensor, at::ScalarType to, const Sink& sink) 
   }
 }
 
+// The pieces must be all of the tensor, and lie in what they are of.
+void check_pieces(const ExportTensor& t, const io::ShardedState& state) {
+  int64_t covered = 0;
+  for (const ExportPiece& piece : t.pieces) {
+    const int64_t numel =
+        piece.source.empty() ? piece.literal.numel() : state.at(piece.source).numel();
+    LS_CHECK(0 <= piece.begin && piece.begin < piece.end && piece.end <= numel, CheckpointError,
+             "{}: elements [{}, {}) of '{}' are no part of '{}', which has {}",
+             state.path().string(), piece.begin, piece.end, t.spec.name, piece.source, numel);
+    covered += piece.end - piece.begin;
+  }
+  LS_CHECK(covered == numel_of(t.spec.shape), CheckpointError,
+           "{}: '{}' of [{}] is put together from {} elements", state.path().string(), t.spec.name,
+           fmt::join(t.spec.shape, ", "), covered);
+}
+
 }  // namespace
+
+std::vector<ExportPiece> pieces_of(const std::string& name, const std::vector<int64_t>& shape,
+                                   std::span<const ExportRows> parts) {
+  LS_CHECK(!shape.empty() && shape[0] > 0, CheckpointError, "'{}' has no rows", name);
+  std::vector<ExportPiece> out(static_cast<size_t>(shape[0]));
+  const int64_t width = numel_of(shape) / shape[0];
+  for (const ExportRows& part : parts) {
+    for (size_t i = 0; i < part.rows.size(); ++i) {
+      const int64_t row = part.rows[i], begin = static_cast<int64_t>(i) * width;
+      LS_CHECK(row >= 0 && row < shape[0] && out[static_cast<size_t>(row)].end == 0,
+               CheckpointError, "'{}': row {} does not exist, or is in two parts", name, row);
+      out[static_cast<size_t>(row)] = {part.part.source, part.part.literal, begin, begin + width};
+    }
+  }
+  std::vector<ExportPiece> joined;
+  for (ExportPiece& piece : out) {
+    LS_CHECK(piece.end > 0 || width == 0, CheckpointError, "'{}': row {} is in no part", name,
+             &piece - out.data());
+    ExportPiece* last = joined.empty() ? nullptr : &joined.back();
+    if (last != nullptr && last->source == piece.source && last->literal.is_same(piece.literal) &&
+        last->end == piece.begin) {
+      last->end = piece.end;
+    } else {
+      joined.push_back(std::move(piece));
+    }
+  }
+  return joined;
+}
+
+std::map<std::string, TableParts> tables_of(
+    std::span<const std::pair<std::string, at::Tensor>> policy_state) {
+  constexpr std::string_view kRows = "rows.";
+  std::map<std::string, TableParts> out;
+  for (const auto& [name, rows] : policy_state) {
+    if (!name.starts_with(kRows)) continue;
+    LS_CHECK(rows.scalar_type() == at::kLong && rows.dim() == 1, CheckpointError,
+             "the training state '{}' holds no row numbers", printable(name));
+    const std::string parameter = name.substr(kRows.size());
+    const at::Tensor host = rows.to(at::kCPU).contiguous();
+    const int64_t* begin = host.const_data_ptr<int64_t>();
+    out[parameter.substr(0, parameter.find('#'))].emplace_back(
+        parameter, std::vector<int64_t>(begin, begin + host.numel()));
+  }
+  return out;
+}
 
 io::FileSum write_model(const fs::path& file, std::span<const ExportTensor> tensors,
                         const io::ShardedState& state,
@@ -252,7 +313,9 @@ io::FileSum write_model(const fs::path& file, std::span<const ExportTensor> tens
   std::vector<io::TensorSpec> specs;
   for (const ExportTensor& t : tensors) {
     specs.push_back(t.spec);
-    if (!t.source.empty()) {
+    if (!t.pieces.empty()) {
+      check_pieces(t, state);
+    } else if (!t.source.empty()) {
       LS_CHECK(state.at(t.source).shape == t.spec.shape, CheckpointError,
                "{}: tensor '{}' is [{}], '{}' of {} needs [{}]", state.path().string(), t.source,
                fmt::join(state.at(t.source).shape, ", "), t.spec.name, file.string(),
@@ -266,10 +329,20 @@ io::FileSum write_model(const fs::path& file, std::span<const ExportTensor> tens
   };
   for (const io::SafetensorsWriter::Ordered& entry : writer.order()) {
     const ExportTensor& t = tensors[entry.position];
-    if (t.source.empty()) {
-      cast_pieces(t.literal.detach().contiguous(), io::to_scalar_type(t.spec.dtype), sink);
-    } else {
-      stream_cast(state, state.at(t.source), t.spec.dtype, sink);
+    std::vector<ExportPiece> pieces = t.pieces;
+    if (pieces.empty()) {
+      const int64_t numel = numel_of(t.spec.shape);
+      pieces.push_back(
+          {t.source, t.source.empty() ? t.literal.detach().contiguous() : t.literal, 0, numel});
+    }
+    for (const ExportPiece& piece : pieces) {
+      if (piece.source.empty()) {
+        const at::Tensor flat = piece.literal.detach().view({-1});
+        cast_pieces(flat.narrow(0, piece.begin, piece.end - piece.begin),
+                    io::to_scalar_type(t.spec.dtype), sink);
+      } else {
+        stream_cast(state, state.at(piece.source), piece.begin, piece.end, t.spec.dtype, sink);
+      }
     }
   }
   return writer.commit();

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <span>
 #include <string>
 #include <utility>
@@ -53,13 +54,35 @@ void check_state(const io::ShardedState& state, std::span<const io::TensorSpec> 
 /// Throws CheckpointError.
 void load_slices(const io::ShardedState& state, std::span<const StateSlice> slices);
 
+/// Elements [begin, end) of a tensor of the state, or of `literal` where `source` is "".
+struct ExportPiece {
+  std::string source;
+  at::Tensor literal;  // contiguous, never changed by training
+  int64_t begin = 0, end = 0;
+};
+
 /// A tensor of model.safetensors and where its values come from.
 struct ExportTensor {
   io::TensorSpec spec;
-  std::string source;          // tensor of the state, cast to spec.dtype; "": `literal`
-  at::Tensor literal;          // of spec's shape, cast to spec.dtype, any device
-  bool literal_moves = false;  // training changes it
+  std::string source;                    // tensor of the state, cast to spec.dtype; "": `literal`
+  at::Tensor literal;                    // of spec's shape, cast to spec.dtype, any device
+  bool literal_moves = false;            // training changes it
+  std::vector<ExportPiece> pieces = {};  // where not empty, these in order, cast to spec.dtype
 };
+/// A part of an exported tensor and the rows of it that the part is, ascending.
+struct ExportRows {
+  ExportPiece part;  // whole; begin and end are not read
+  std::vector<int64_t> rows;
+};
+/// The pieces of a tensor of this shape whose rows are those of `parts`. Throws CheckpointError
+/// naming `name` unless every row is in exactly one.
+std::vector<ExportPiece> pieces_of(const std::string& name, const std::vector<int64_t>& shape,
+                                   std::span<const ExportRows> parts);
+/// The tables of a training state by exported name: parameter and rows of every part. See
+/// models::Policy::training_state().
+using TableParts = std::vector<std::pair<std::string, std::vector<int64_t>>>;
+std::map<std::string, TableParts> tables_of(
+    std::span<const std::pair<std::string, at::Tensor>> policy_state);
 uint64_t bytes_of(std::span<const ExportTensor> tensors);
 /// Streams a weights file from the state: never more than a piece of a tensor in memory (of a
 /// literal on a device: that tensor). `written` gets the bytes of every piece. Throws

@@ -3,9 +3,11 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/stack.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
@@ -122,6 +124,25 @@ std::vector<fs::path> checkpoints_at(const fs::path& path) {
 
 namespace {
 
+// Tables of a checkpoint's weights file that are several parameters.
+std::map<std::string, TableParts> stored_tables(const fs::path& state) {
+  const fs::path file = state / "policy.safetensors";
+  if (!fs::exists(file)) return {};
+  io::NamedTensors tensors;
+  for (auto& [name, tensor] : io::load_tensors(file)) tensors.emplace_back(name, tensor);
+  return tables_of(tensors);
+}
+
+at::Tensor rows_of(const at::Tensor& table, const std::vector<int64_t>& rows) {
+  std::vector<at::Tensor> out;
+  for (const int64_t row : rows) {
+    LS_CHECK(row >= 0 && row < table.size(0), CheckpointError, "a table of {} rows has no row {}",
+             table.size(0), row);
+    out.push_back(table.select(0, row));
+  }
+  return at::stack(out);
+}
+
 // What becomes of every tensor of the checkpoint's weights file.
 std::vector<ExportTensor> consolidation_plan(const io::Weights& names,
                                              const io::ShardedState& state,
@@ -135,12 +156,18 @@ std::vector<ExportTensor> consolidation_plan(const io::Weights& names,
            state.path().string());
   if (values == "auto") values = has_average ? "ema" : "weights";
   std::vector<ExportTensor> plan;
+  const std::map<std::string, TableParts> tables = stored_tables(state.path());
   for (const io::TensorInfo& info : names.tensors()) {
     ExportTensor t;
     t.spec = {info.name, info.dtype, info.shape};
-    for (const std::string& source : {values + "." + info.name, "param." + info.name}) {
-      if (t.source.empty() && state.find(source) != nullptr) t.source = source;
-    }
+    const auto find_source = [&](const std::string& parameter) -> std::string {
+      for (const std::string& source : {values + "." + parameter, "param." + parameter}) {
+        if (state.find(source) != nullptr) return source;
+      }
+      return {};
+    };
+    const auto table = tables.find(info.name);
+    if (table == tables.end()) t.source = find_source(info.name);
     const at::ScalarType stored = io::to_scalar_type(info.dtype);
     const bool cast = options.dtype != "keep" && at::isFloatingType(stored);
     if (cast) t.spec.dtype = options.dtype == "fp32" ? io::DType::kF32 : io::DType::kBF16;
@@ -148,6 +175,16 @@ std::vector<ExportTensor> consolidation_plan(const io::Weights& names,
       // A view of the mapped file, never written.
       t.literal = at::from_blob(const_cast<std::byte*>(names.data(info)), info.shape,
                                 at::TensorOptions().dtype(stored));
+    }
+    if (table != tables.end()) {
+      std::vector<ExportRows> parts;
+      for (const auto& [parameter, rows] : table->second) {
+        ExportRows& part = parts.emplace_back();
+        part.rows = rows;
+        part.part.source = find_source(parameter);
+        if (part.part.source.empty()) part.part.literal = rows_of(t.literal, rows);
+      }
+      t.pieces = pieces_of(info.name, info.shape, parts);
     }
     plan.push_back(std::move(t));
   }

@@ -18,6 +18,8 @@
 #include "ops/adamw.h"
 #include "runtime/device.h"
 #include "runtime/stream.h"
+#include "train/frozen_stage.h"
+#include "train/graph_contract.h"
 
 namespace longship::train {
 namespace {
@@ -32,6 +34,8 @@ struct Plan {
   Batches inputs;
   std::unique_ptr<runtime::CapturedGraph> graph;
   bool ran = false;  // once eagerly, so that libraries have made their plans and workspaces
+  GraphContract contract;
+  std::string refused;  // why the last step was not replayed
   /// Collectives inside the graph, which the communicator does not see when it is replayed.
   GradientSync::Traffic traffic;
   GradientSync::Timed timed;  // stamps of a replay
@@ -41,7 +45,8 @@ struct Plan {
 struct Pending {
   int64_t step = 0;
   std::vector<std::vector<int64_t>> sample_ids;  // per micro-batch
-  Batches batches;
+  Batches batches, behind;  // as copied; behind the frozen part, where that is a stage of its own
+  std::vector<FrozenStage::Fresh> fresh;
   at::Tensor losses;  // pinned [num_micro, 1 + metrics] fp32
   at::Tensor report;  // pinned, the optimizer's
   std::vector<std::string> missing;
@@ -61,6 +66,11 @@ class DeviceStepEngine : public StepEngine {
         copy_(runtime::Stream::make(options.device)),
         pool_(options.device) {
     if (options.sync != nullptr) options_.sync->time_on(options.device);
+    if (options.frozen_beside || options.feature_cache_bytes > 0) {
+      stage_ = std::make_unique<FrozenStage>(
+          policy,
+          FrozenStageOptions{options.device, options.frozen_beside, options.feature_cache_bytes});
+    }
     runtime::synchronize(options.device);  // weights were made on another stream
   }
   ~DeviceStepEngine() override {
@@ -74,7 +84,7 @@ class DeviceStepEngine : public StepEngine {
   int64_t lag() const override { return 1; }
   StepReport take_report() override;
   void reset(int64_t num_updates) override;
-  EngineFacts facts() const override { return facts_; }
+  EngineFacts facts() const override;
 
  private:
   Plan& plan_for(const Batches& micro);
@@ -83,7 +93,13 @@ class DeviceStepEngine : public StepEngine {
   void update();
   at::Tensor loss_row(int64_t m) { return losses_.defined() ? losses_.select(0, m) : losses_; }
   GradientSync::Timed whole_step(const Batches& batches);
+  GradientSync::Timed run(Plan& plan, const Batches& batches);
   GradientSync::Timed run_captured(Plan& plan, const Batches& batches);
+  bool may_replay(Plan& plan, const Batches& batches);
+  std::vector<GraphContract::Named> touched() const;
+  void inputs_taken() {
+    if (stage_) stage_->taken(compute_);
+  }
   void capture(Plan& plan, const std::function<void()>& work);
   void await(const runtime::Event& event) const;
 
@@ -92,6 +108,7 @@ class DeviceStepEngine : public StepEngine {
   StepEngineOptions options_;
   runtime::Stream compute_, copy_;
   runtime::GraphPool pool_;
+  std::unique_ptr<FrozenStage> stage_;
   std::map<std::string, Plan> plans_;
   std::deque<Pending> pending_;
   std::vector<std::string> metric_names_;
@@ -159,7 +176,54 @@ void DeviceStepEngine::capture(Plan& plan, const std::function<void()>& work) {
   }
   plan.graph = std::make_unique<runtime::CapturedGraph>();
   plan.graph->capture(compute_, pool_, work);
+  plan.contract = GraphContract(plan.inputs, touched());
   ++facts_.captures;
+}
+
+// What stays where it is from step to step. Divided weights come and go, the optimizer's parts of
+// them do not.
+std::vector<GraphContract::Named> DeviceStepEngine::touched() const {
+  std::vector<GraphContract::Named> out;
+  if (options_.sync == nullptr || options_.sync->has_whole_weights()) {
+    for (const models::ParamInfo& info : policy_.parameters()) {
+      out.emplace_back("parameter " + info.name, info.tensor);
+    }
+  }
+  for (const AdamW::Entry& entry : optimizer_.entries()) {
+    out.emplace_back("master of " + entry.name, entry.master);
+    out.emplace_back("first moment of " + entry.name, entry.exp_avg);
+    out.emplace_back("second moment of " + entry.name, entry.exp_avg_sq);
+    out.emplace_back("average of " + entry.name, entry.ema);
+    if (entry.row_sparse) {
+      out.emplace_back("gradient of " + entry.name, entry.row_sparse->grad);
+      out.emplace_back("row flags of " + entry.name, entry.row_sparse->row_flags);
+    }
+  }
+  return out;
+}
+
+bool DeviceStepEngine::may_replay(Plan& plan, const Batches& batches) {
+  std::string why = plan.contract.memory_mismatch();
+  const bool whole = options_.graph == GraphMode::kFullIteration;
+  for (size_t m = 0; m < batches.size() && why.empty(); ++m) {
+    why = plan.contract.input_mismatch(*batches[m], whole ? m : 0);
+  }
+  if (!why.empty() && why != plan.refused) {
+    log::warn("a captured step is not replayed: {}; such steps run eagerly, which is slower", why);
+  }
+  plan.refused = why;
+  facts_.eager_steps += why.empty() ? 0 : 1;
+  return why.empty();
+}
+
+EngineFacts DeviceStepEngine::facts() const {
+  EngineFacts out = facts_;
+  if (stage_) {
+    out.captures += stage_->captures();
+    out.graph_nodes += stage_->graph_nodes();
+    out.steps_from_cache = stage_->served();
+  }
+  return out;
 }
 
 GradientSync::Timed DeviceStepEngine::run_captured(Plan& plan, const Batches& batches) {
@@ -167,6 +231,7 @@ GradientSync::Timed DeviceStepEngine::run_captured(Plan& plan, const Batches& ba
   GradientSync* sync = options_.sync;
   if (options_.graph == GraphMode::kFullIteration) {
     for (size_t m = 0; m < batches.size(); ++m) plan.inputs[m]->copy_values(*batches[m]);
+    inputs_taken();
     if (plan.graph) {
       if (sync != nullptr) sync->count_again(plan.traffic);
     } else {
@@ -192,10 +257,28 @@ GradientSync::Timed DeviceStepEngine::run_captured(Plan& plan, const Batches& ba
     plan.graph->replay();
     loss_row(m).copy_(row_);
   }
+  inputs_taken();
   facts_.graph_nodes = plan.graph->num_nodes() * count;
   if (sync != nullptr) sync->all_gradients_ready();
   update();
   return sync != nullptr ? sync->end_times() : GradientSync::Timed();
+}
+
+// A step by its plan: eagerly the first time, then captured, then replayed.
+GradientSync::Timed DeviceStepEngine::run(Plan& plan, const Batches& batches) {
+  const bool captured =
+      options_.graph != GraphMode::kNone && plan.ran && (!plan.graph || may_replay(plan, batches));
+  if (captured) return run_captured(plan, batches);
+  GradientSync::Timed timed;
+  if (options_.graph == GraphMode::kNone) {
+    timed = whole_step(batches);
+  } else {
+    const runtime::PoolScope in_pool(pool_, compute_);
+    timed = whole_step(batches);
+    plan.ran = true;
+  }
+  inputs_taken();
+  return timed;
 }
 
 Plan& DeviceStepEngine::plan_for(const Batches& micro) {
@@ -229,6 +312,7 @@ void DeviceStepEngine::submit(int64_t step, Batches micro, int64_t num_updates,
   for (const auto& batch : micro) {
     pending.sample_ids.push_back(batch->sample_ids);
   }
+  if (stage_) stage_->from_cache(micro);
   runtime::Event copied;
   {
     const runtime::Stream& stream = options_.copy_ahead ? copy_ : compute_;
@@ -237,21 +321,15 @@ void DeviceStepEngine::submit(int64_t step, Batches micro, int64_t num_updates,
     copied.record(stream);
   }
   pending.batches = std::move(micro);
+  if (stage_) pending.behind = stage_->run(pending.batches, copied, compute_, pending.fresh);
+  const Batches& batches = stage_ ? pending.behind : pending.batches;
   const runtime::StreamScope scope(compute_);
   if (pending_.empty()) last_end_.emplace(/*with_time=*/true).record(compute_);
   copied.block(compute_);
+  if (stage_) stage_->ready(compute_);
   optimizer_.upload_scalars({num_updates, now.lr, now.weight_decay},
                             {num_updates + 1, next.lr, next.weight_decay});
-  Plan& plan = plan_for(pending.batches);
-  if (options_.graph == GraphMode::kNone) {
-    pending.timed = whole_step(pending.batches);
-  } else if (!plan.ran) {
-    const runtime::PoolScope in_pool(pool_, compute_);
-    pending.timed = whole_step(pending.batches);
-    plan.ran = true;
-  } else {
-    pending.timed = run_captured(plan, pending.batches);
-  }
+  pending.timed = run(plan_for(batches), batches);
   if (sync != nullptr) {
     pending.missing = sync->missing();
     pending.stamps = sync->copy_stamps(pending.timed);
@@ -288,6 +366,7 @@ StepReport DeviceStepEngine::take_report() {
   out.step = pending.step;
   out.device_ms = pending.done.ms_since(*last_end_);
   last_end_ = std::move(pending.done);
+  if (stage_) stage_->keep(pending.fresh);
   if (options_.sync != nullptr) {
     out.missing = std::move(pending.missing);
     const GradientSync::Times times = options_.sync->read_times(pending.timed, pending.stamps);
@@ -319,6 +398,7 @@ void DeviceStepEngine::reset(int64_t num_updates) {
   compute_.synchronize();
   optimizer_.set_num_updates(num_updates);
   optimizer_.clear_fault();
+  if (stage_) stage_->reset();
 }
 
 }  // namespace

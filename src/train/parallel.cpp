@@ -28,6 +28,11 @@ constexpr auto kBeat = std::chrono::milliseconds(200);
 // process that has not said for so long that it lives is dead.
 constexpr double kSuspicious = 5, kCheckEvery = 1, kSilent = 15;
 
+dist::CudaTransport transport_of(const ParallelSection& section) {
+  if (section.transport == "nccl") return dist::CudaTransport::kNccl;
+  return section.transport == "peer" ? dist::CudaTransport::kPeer : dist::CudaTransport::kAuto;
+}
+
 }  // namespace
 
 bool shards_weights(const ParallelSection& section) {
@@ -100,6 +105,7 @@ std::unique_ptr<Parallel> Parallel::connect(const Recipe& recipe, const dist::La
   auto out = std::make_unique<Parallel>();
   out->launch_ = launch;
   out->timeout_s_ = recipe.parallel.timeout_s;
+  out->transport_ = recipe.parallel.transport;
   if (launch.distributed() && recipe.parallel.strategy == "hsdp") {
     out->shard_size_ = hsdp_shard_size(recipe.parallel, launch);
   }
@@ -108,6 +114,7 @@ std::unique_ptr<Parallel> Parallel::connect(const Recipe& recipe, const dist::La
   options.launch = launch;
   options.setup_timeout_s = recipe.parallel.setup_timeout_s;
   options.collective_timeout_s = recipe.parallel.timeout_s;
+  options.transport = transport_of(recipe.parallel);
   options.flight_folder = recipe.output_dir;
   options.facts = {{"version", version()}};
   // Key by key, so that a difference is named.
@@ -140,6 +147,13 @@ c10::Device Parallel::device(const Recipe& recipe) const {
 void Parallel::open_data_plane(c10::Device device) {
   if (!distributed()) return;
   agree("kinds of device (train.device)", device.is_cuda() ? "cuda" : "cpu");
+  if (!device.is_cuda() && transport_ != "auto") {
+    all_leave();
+    throw ConfigError(
+        fmt::format("parallel.transport: {} is for GPUs, but the processes train on "
+                    "the CPU; leave it auto",
+                    transport_));
+  }
   std::vector<int64_t> all(static_cast<size_t>(world_size()));
   std::iota(all.begin(), all.end(), 0);
   if (shard_size_ && *shard_size_ < world_size()) {

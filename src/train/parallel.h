@@ -3,7 +3,8 @@
 // which all of them do the same at every step.
 //
 // Two groups. The control plane is Gloo on the host: facts, decisions, reports of steps, waiting
-// for a checkpoint. The data plane moves gradients and weights: NCCL on CUDA, Gloo on the CPU.
+// for a checkpoint. The data plane moves gradients and weights: on CUDA the copy engines or NCCL
+// (parallel.transport), Gloo on the CPU.
 
 #include <c10/core/Device.h>
 
@@ -118,6 +119,7 @@ class Parallel {
   std::optional<int64_t> shard_size_;                    // of hsdp
   bool agreed_ = false;
   double timeout_s_ = 0;
+  std::string transport_;
   int64_t step_ = 0;
   double next_check_s_ = 0;
 };

@@ -155,6 +155,9 @@ void check_parallel_section(const ParallelSection& p, const Require& require) {
           fmt::format("parallel.reshard: has no effect with parallel.strategy {}; it belongs to "
                       "fsdp and hsdp",
                       p.strategy));
+  require(p.strategy != "none" || p.transport == off.transport,
+          "parallel.transport: has no effect with parallel.strategy none; choose a strategy or "
+          "remove it");
   require(
       p.strategy != "none" || (p.reduce_dtype == off.reduce_dtype && p.bucket_mb == off.bucket_mb),
       "parallel: reduce_dtype and bucket_mb have no effect with parallel.strategy none; choose "
@@ -308,10 +311,20 @@ std::vector<Difference> compare(const Recipe& before, const Recipe& after) {
   // the order of sums only. The path of a dataset may change; its
   // content is compared by fingerprint where a run is resumed. Steps matter only through the
   // schedule.
-  static const std::set<std::string> harmless = {
-      "data.workers",     "data.prefetch",    "data.expect_order_sha256", "train.steps",
-      "train.stop_after", "train.threads",    "train.on_nonfinite",       "train.max_skipped_steps",
-      "train.device",     "train.cuda_graph", "perf.copy_ahead",          "output_dir"};
+  static const std::set<std::string> harmless = {"data.workers",
+                                                 "data.prefetch",
+                                                 "data.expect_order_sha256",
+                                                 "train.steps",
+                                                 "train.stop_after",
+                                                 "train.threads",
+                                                 "train.on_nonfinite",
+                                                 "train.max_skipped_steps",
+                                                 "train.device",
+                                                 "train.cuda_graph",
+                                                 "perf.copy_ahead",
+                                                 "perf.two_graphs",
+                                                 "perf.feature_cache",
+                                                 "output_dir"};
   const auto is_harmless = [&](const std::string& key) {
     return harmless.contains(key) || key.starts_with("checkpoint.") || key.starts_with("log.") ||
            key.starts_with("eval.") || key.starts_with("parallel.") || key == "model.checkpoint" ||

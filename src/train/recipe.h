@@ -110,6 +110,7 @@ struct ParallelSection {
   std::string shard = "auto";
   std::string reduce_dtype = "fp32";
   std::string reshard = "after_forward";
+  std::string transport = "auto";
   double bucket_mb = 25;
   double timeout_s = 600;
   double setup_timeout_s = 300;
@@ -128,7 +129,10 @@ struct PerfSection {
   bool flash_attention = true;
   bool pack_text = true;
   bool copy_ahead = true;
+  bool two_graphs = true;
+  double feature_cache = 0;  // GiB
   int64_t token_bucket = 128;
+  bool grid_cache = true;
   std::string fp8_scaling = "delayed";
   std::string fp8_gradients = "e5m2";
   bool cpu_oracles = false;

@@ -233,12 +233,25 @@ void PerfSection::reflect(config::Visitor& visitor) {
                 {.doc = "Only valid text tokens are computed; false: text rows up to the limit"});
   visitor.field("copy_ahead", copy_ahead,
                 {.doc = "CUDA: inputs of the next step are copied while this one runs"});
+  visitor.field("two_graphs", two_graphs,
+                {.doc = "CUDA with cuda_graph full_iteration: a frozen backbone runs as a graph of "
+                        "its own beside the step before; not with fsdp and hsdp"});
+  visitor.field("feature_cache", feature_cache,
+                {.doc = "Host memory for the results of a frozen backbone, kept by sample, so that "
+                        "from the second epoch on it is not run; needs pictures that are the same "
+                        "every time; 0: none",
+                 .unit = "GiB",
+                 .min = 0,
+                 .max = 65536});
   visitor.field("token_bucket", token_bucket,
                 {.doc = "CUDA: text rows of a batch are padded to a multiple of this, so that few "
                         "graphs serve all batches",
                  .unit = "tokens",
                  .min = 1,
                  .max = 65536});
+  visitor.field("grid_cache", grid_cache,
+                {.doc = "Host tables that depend on the sizes of pictures only are kept and shared "
+                        "by batches with the same"});
   visitor.choice("fp8_scaling", fp8_scaling, {"delayed", "current"},
                  {.doc = "FP8: scales from the largest values of the last 16 steps, or from the "
                          "tensor itself (one pass more)"});
@@ -265,6 +278,10 @@ void ParallelSection::reflect(config::Visitor& visitor) {
                          "rounds once"});
   visitor.choice("reshard", reshard, {"after_forward", "never", "after_optimizer_step"},
                  {.doc = "fsdp, hsdp: when a unit gives its gathered weights up"});
+  visitor.choice("transport", transport, {"auto", "nccl", "peer"},
+                 {.doc = "CUDA: what moves gradients and weights. peer: the copy engines of GPUs "
+                         "of one host (at most 8) that read each other's memory; auto: peer where "
+                         "it can be had, else nccl"});
   visitor.field("bucket_mb", bucket_mb,
                 {.doc = "Gradients that are sent together, of ddp and zero1",
                  .unit = "MiB",

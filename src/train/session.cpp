@@ -217,6 +217,7 @@ models::BuildOptions build_options(const Recipe& recipe, at::Device device) {
   out.fused.attention = device.is_cuda() && perf.flash_attention;
   out.token_bucket = device.is_cuda() ? perf.token_bucket : 1;
   out.pad_text = !perf.pack_text;
+  out.grid_cache = perf.grid_cache;
   if (recipe.train.fp8) {
     LS_CHECK(device.is_cuda(), ConfigError,
              "train.fp8 needs a CUDA device, this run is on the {}; set train.fp8=null",

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "train/device_step_engine.h"
+#include "train/frozen_stage.h"
 
 namespace longship::train {
 namespace {
@@ -16,7 +17,12 @@ namespace {
 class HostStepEngine : public StepEngine {
  public:
   HostStepEngine(models::Policy& policy, AdamW& optimizer, const StepEngineOptions& options)
-      : policy_(policy), optimizer_(optimizer), options_(options) {}
+      : policy_(policy), optimizer_(optimizer), options_(options) {
+    if (options.feature_cache_bytes > 0) {
+      stage_ = std::make_unique<FrozenStage>(
+          policy, FrozenStageOptions{options.device, false, options.feature_cache_bytes});
+    }
+  }
 
   void submit(int64_t step, std::vector<std::unique_ptr<models::Batch>> micro,
               int64_t /*num_updates*/, const UpdateScalars& scalars,
@@ -35,10 +41,11 @@ class HostStepEngine : public StepEngine {
       sync->begin_step();
     }
     policy_.begin_step();
+    pass_frozen_part(micro);
     const double count = static_cast<double>(micro.size());
     for (size_t m = 0; m < micro.size(); ++m) {
       ids.push_back(micro[m]->sample_ids);
-      if (!options_.device.is_cpu()) micro[m]->to(options_.device);
+      if (!stage_ && !options_.device.is_cpu()) micro[m]->to(options_.device);
       if (sync != nullptr) sync->begin_micro_batch(m + 1 == micro.size());
       const models::LossResult loss = policy_.loss(*micro[m]);
       (micro.size() == 1 ? loss.loss : loss.loss.div(count)).backward();
@@ -82,12 +89,32 @@ class HostStepEngine : public StepEngine {
     report_.reset();
     return out;
   }
-  void reset(int64_t /*num_updates*/) override {}
+  void reset(int64_t /*num_updates*/) override {
+    if (stage_) stage_->reset();
+  }
+  EngineFacts facts() const override {
+    EngineFacts out;
+    if (stage_) out.steps_from_cache = stage_->served();
+    return out;
+  }
 
  private:
+  // Where results of the frozen part are kept: puts batches behind it in the place of `micro`.
+  void pass_frozen_part(FrozenStage::Batches& micro) {
+    if (!stage_) return;
+    stage_->from_cache(micro);
+    for (const auto& batch : micro) batch->to(options_.device);
+    std::vector<FrozenStage::Fresh> fresh;
+    const runtime::Stream stream = runtime::Stream::current(options_.device);
+    micro = stage_->run(micro, runtime::Event(), stream, fresh);
+    if (!fresh.empty()) stream.synchronize();
+    stage_->keep(fresh);
+  }
+
   models::Policy& policy_;
   AdamW& optimizer_;
   StepEngineOptions options_;
+  std::unique_ptr<FrozenStage> stage_;
   std::optional<StepReport> report_;
 };
 

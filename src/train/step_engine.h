@@ -26,6 +26,10 @@ struct StepEngineOptions {
   bool copy_ahead = true;        // copies of the next step overlap this one (device engine)
   bool fused_update = true;      // false: the library's optimizer kernels, with host reads
   GradientSync* sync = nullptr;  // several processes; must outlive the engine
+  /// The policy's frozen part runs as a graph of its own on a stream of its own, beside the step
+  /// before (device engine with kFullIteration).
+  bool frozen_beside = false;
+  int64_t feature_cache_bytes = 0;  // results of the frozen part kept by sample; 0: none
   /// Called again and again while the device engine waits for a step, with the seconds so far; what
   /// it throws ends the wait. Empty: the host sleeps until the device is done.
   std::function<void(double waited_s)> while_waiting = nullptr;
@@ -57,8 +61,10 @@ struct StepReport {
 
 /// What an engine did, for benches and logs.
 struct EngineFacts {
-  int64_t captures = 0;     // graphs captured so far
-  int64_t graph_nodes = 0;  // nodes of the graphs that one step replays; 0 without graphs
+  int64_t captures = 0;          // graphs captured so far
+  int64_t graph_nodes = 0;       // nodes of the graphs that one step replays; 0 without graphs
+  int64_t eager_steps = 0;       // that had a graph which no longer fitted
+  int64_t steps_from_cache = 0;  // whose frozen part came from the feature cache
 };
 
 class StepEngine {

@@ -1,0 +1,56 @@
+#pragma once
+// What a captured step relies on: shapes of its inputs, places in memory of everything it touches,
+// and that nobody drew from the library's random generator. Checked before every replay, because a
+// replay with any of it changed computes something else without a word.
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "models/spec.h"
+
+namespace longship::train {
+
+class GraphContract {
+ public:
+  using Named = std::pair<std::string, at::Tensor>;
+
+  GraphContract() = default;
+  /// `inputs`: the batches that the graph reads, one per micro-batch of a replay. `touched`: what
+  /// else it reads and writes in place (parameters, moments); undefined tensors are left out.
+  GraphContract(const std::vector<std::unique_ptr<models::Batch>>& inputs,
+                const std::vector<Named>& touched);
+
+  /// Why the graph must not be replayed for `batch` as micro-batch `index`, "" when it may: the
+  /// first tensor whose name, shape, dtype or device is not that of its input.
+  std::string input_mismatch(models::Batch& batch, size_t index) const;
+  /// The first tensor that is no longer where it was, or no longer of its shape; "" when none is.
+  std::string memory_mismatch() const;
+  int64_t num_tensors() const { return static_cast<int64_t>(touched_.size()); }
+
+ private:
+  struct Input {
+    std::string name;
+    std::vector<int64_t> sizes;
+    at::ScalarType dtype = at::kFloat;
+    c10::Device device = at::kCPU;
+  };
+  struct Touched {
+    std::string name;
+    at::Tensor tensor;  // the handle that the model or the optimizer holds
+    const void* address = nullptr;
+    std::vector<int64_t> sizes, strides;
+  };
+  std::vector<std::string> signatures_;
+  std::vector<std::vector<Input>> inputs_;
+  std::vector<Touched> touched_;
+};
+
+/// State of the library's random generator of a device: differs after anybody drew from it. On the
+/// CPU a constant.
+std::string generator_state(c10::Device device);
+
+}  // namespace longship::train
