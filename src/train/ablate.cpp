@@ -21,15 +21,23 @@ struct Switch {
 };
 
 const std::vector<Switch>& all_switches() {
-  static const std::vector<Switch> switches = {
-      {"perf.fused_norms", "false"},     {"perf.fused_activations", "false"},
-      {"perf.fused_rope", "false"},      {"perf.fused_loss", "false"},
-      {"perf.fused_optimizer", "false"}, {"perf.sparse_embedding", "false"},
-      {"perf.stacked_linears", "false"}, {"perf.flash_attention", "false"},
-      {"perf.pack_text", "false"},       {"perf.copy_ahead", "false"},
-      {"perf.two_graphs", "false"},      {"perf.feature_cache", "0"},
-      {"perf.grid_cache", "false"},      {"train.cuda_graph", "none"},
-      {"train.recompute", "none"},       {"train.fp8", "null"}};
+  static const std::vector<Switch> switches = {{"perf.fused_norms", "false"},
+                                               {"perf.fused_activations", "false"},
+                                               {"perf.fused_rope", "false"},
+                                               {"perf.fused_loss", "false"},
+                                               {"perf.fused_optimizer", "false"},
+                                               {"perf.sparse_embedding", "false"},
+                                               {"perf.stacked_linears", "false"},
+                                               {"perf.flash_attention", "false"},
+                                               {"perf.pack_text", "false"},
+                                               {"perf.copy_ahead", "false"},
+                                               {"perf.two_graphs", "false"},
+                                               {"model.train_slots", "all"},
+                                               {"perf.feature_cache", "0"},
+                                               {"perf.grid_cache", "false"},
+                                               {"train.cuda_graph", "none"},
+                                               {"train.recompute", "none"},
+                                               {"train.fp8", "null"}};
   return switches;
 }
 
