@@ -29,8 +29,8 @@ namespace {
 constexpr int64_t kStagingBytes = 64 << 20;
 // All 132 multiprocessors of an H200, twice, for a moment each time. A product of the backward pass
 // takes all of them with all registers, so one that a sum holds delays the whole product until the
-// sum ends: better all for 15 us than some for 120. Pi0.5 with ddp on two GPUs, ms per step: 8 blocks
-// 524.8, 24 blocks 521.9, 132 515.7, 528 515.6.
+// sum ends: better all for 15 us than some for 120. Pi0.5 with ddp on two GPUs, ms per step: 8
+// blocks 524.8, 24 blocks 521.9, 132 515.7, 528 515.6.
 constexpr int64_t kSumBlocks = 264;
 // How long the end of a transport waits for its last work.
 constexpr auto kLastWork = std::chrono::seconds(10);
