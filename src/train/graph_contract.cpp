@@ -1,6 +1,5 @@
 #include "train/graph_contract.h"
 
-#include <ATen/Context.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -74,12 +73,6 @@ std::string GraphContract::memory_mismatch() const {
     }
   }
   return {};
-}
-
-std::string generator_state(c10::Device device) {
-  if (!device.is_cuda()) return {};
-  const at::Tensor state = at::globalContext().defaultGenerator(device).get_state();
-  return {static_cast<const char*>(state.const_data_ptr()), state.nbytes()};
 }
 
 }  // namespace longship::train

@@ -1,7 +1,8 @@
 #pragma once
-// What a captured step relies on: shapes of its inputs, places in memory of everything it touches,
-// and that nobody drew from the library's random generator. Checked before every replay, because a
-// replay with any of it changed computes something else without a word.
+// What a captured step relies on: shapes of its inputs, the path that they take through the model,
+// and places in memory of everything it touches. Checked before every replay, because a replay with
+// any of it changed computes something else without a word. Random numbers are inputs: what is
+// drawn comes from keys in the batch, never from a generator with a state.
 
 #include <ATen/core/Tensor.h>
 
@@ -48,9 +49,5 @@ class GraphContract {
   std::vector<std::vector<Input>> inputs_;
   std::vector<Touched> touched_;
 };
-
-/// State of the library's random generator of a device: differs after anybody drew from it. On the
-/// CPU a constant.
-std::string generator_state(c10::Device device);
 
 }  // namespace longship::train
