@@ -43,7 +43,7 @@ MARGIN_S = 5       # of the time limit, kept for the report
 PEER, INTERRUPTED = 7, 130  # docs/errors.md
 PARTS = ('follow', 'tests', 'bench', 'faults')
 PI05 = ['model.tokenizer=data/tokenizers/pi05_demo.model', 'model.parity=openpi']
-GROOT = ['model.tokenizer=data/tokenizers/groot_demo.json']
+GROOT = ['model.tokenizer=data/tokenizers/groot_demo.json', 'perf.feature_cache=0']
 SIZES = {
     'tiny': ('configs/pi05/tiny_test.yaml', PI05),
     'demo': ('configs/pi05/pusht_demo.yaml', PI05),

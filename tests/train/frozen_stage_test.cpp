@@ -20,9 +20,10 @@ namespace {
 using Overrides = std::vector<std::string>;
 
 Recipe recipe_of(const std::string& family, const Overrides& more) {
-  Overrides all = {"model.action_dim=2",      "model.state_dim=2",           "model.tune_llm=false",
-                   "model.tune_visual=false", "model.crop_fraction=1",       "model.dropout=true",
-                   "train.global_batch=4",    "model.state_dropout_prob=0.2"};
+  Overrides all = {
+      "model.action_dim=2",      "model.state_dim=2",    "model.tune_llm=false",
+      "model.tune_visual=false", "perf.feature_cache=0", "model.crop_fraction=1",
+      "model.dropout=true",      "train.global_batch=4", "model.state_dropout_prob=0.2"};
   all.insert(all.end(), more.begin(), more.end());
   return load_recipe(longship::testing::source_root() / "configs" / family / "pusht_demo.yaml", all,
                      &models::find_family);

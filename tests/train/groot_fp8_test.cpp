@@ -17,8 +17,9 @@ namespace {
 using Overrides = std::vector<std::string>;
 
 Recipe recipe_of(const std::string& family, const Overrides& more) {
-  Overrides all = {"model.action_dim=2", "model.state_dim=2",        "model.crop_fraction=1",
-                   "train.dtype=bf16",   "train.deterministic=true", "train.global_batch=4",
+  Overrides all = {"model.action_dim=2",     "model.state_dim=2",        "model.tune_llm=true",
+                   "model.tune_visual=true", "perf.feature_cache=0",     "model.crop_fraction=1",
+                   "train.dtype=bf16",       "train.deterministic=true", "train.global_batch=4",
                    "train.fp8=default"};
   all.insert(all.end(), more.begin(), more.end());
   return load_recipe(longship::testing::source_root() / "configs" / family / "pusht_demo.yaml", all,
