@@ -2,7 +2,6 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 
@@ -25,9 +24,6 @@ namespace longship::train {
 namespace {
 
 using Batches = std::vector<std::unique_ptr<models::Batch>>;
-
-/// Graphs kept at most: each holds its own input buffers.
-constexpr size_t kMaxPlans = 16;
 
 /// A shape of step: its input buffers and, from its second occurrence on, its graph.
 struct Plan {
@@ -203,11 +199,8 @@ std::vector<GraphContract::Named> DeviceStepEngine::touched() const {
 }
 
 bool DeviceStepEngine::may_replay(Plan& plan, const Batches& batches) {
-  std::string why = plan.contract.memory_mismatch();
-  const bool whole = options_.graph == GraphMode::kFullIteration;
-  for (size_t m = 0; m < batches.size() && why.empty(); ++m) {
-    why = plan.contract.input_mismatch(*batches[m], whole ? m : 0);
-  }
+  const std::string why =
+      plan.contract.mismatch(batches, options_.graph == GraphMode::kPerMicrobatch);
   if (!why.empty() && why != plan.refused) {
     log::warn("a captured step is not replayed: {}; such steps run eagerly, which is slower", why);
   }
@@ -282,23 +275,19 @@ GradientSync::Timed DeviceStepEngine::run(Plan& plan, const Batches& batches) {
 }
 
 Plan& DeviceStepEngine::plan_for(const Batches& micro) {
-  std::string key;
-  for (const auto& batch : micro) key += batch->signature() + ";";
-  if (plans_.size() >= kMaxPlans && !plans_.contains(key)) {
+  const std::string key = graph_key(micro);
+  if (plans_.size() >= kMaxGraphs && !plans_.contains(key)) {
     log::warn(
         "more than {} shapes of steps: their graphs are dropped and captured again; a larger "
         "perf.token_bucket gives fewer shapes",
-        kMaxPlans);
+        kMaxGraphs);
     compute_.synchronize();
     plans_.clear();
   }
   Plan& plan = plans_[key];
   if (!plan.inputs.empty() || options_.graph == GraphMode::kNone) return plan;
   const size_t copies = options_.graph == GraphMode::kFullIteration ? micro.size() : 1;
-  for (size_t m = 0; m < copies; ++m) {
-    plan.inputs.push_back(micro[m]->clone());
-    for (auto& [name, tensor] : plan.inputs.back()->tensors()) *tensor = at::empty_like(*tensor);
-  }
+  plan.inputs = graph_inputs(micro, copies);
   return plan;
 }
 

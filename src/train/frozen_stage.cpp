@@ -2,7 +2,6 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 
 #include <algorithm>
 #include <numeric>
@@ -12,9 +11,6 @@
 
 namespace longship::train {
 namespace {
-
-/// Graphs kept at most, as many as the step engine keeps.
-constexpr size_t kMaxPlans = 16;
 
 at::Tensor features_of(models::Batch& batch) {
   for (const auto& [name, tensor] : batch.tensors()) {
@@ -78,10 +74,7 @@ FrozenStage::Batches FrozenStage::replay(Plan& plan, const Batches& micro) {
     return compute_all(micro);
   }
   if (!plan.graph) {
-    for (const auto& batch : micro) {
-      plan.inputs.push_back(batch->clone());
-      for (auto& [name, tensor] : plan.inputs.back()->tensors()) *tensor = at::empty_like(*tensor);
-    }
+    plan.inputs = graph_inputs(micro, micro.size());
     plan.graph = std::make_unique<runtime::CapturedGraph>();
     plan.graph->capture(stream_, pool_, [&] { plan.outputs = compute_all(plan.inputs); });
     std::vector<GraphContract::Named> touched;
@@ -91,10 +84,7 @@ FrozenStage::Batches FrozenStage::replay(Plan& plan, const Batches& micro) {
     plan.contract = GraphContract(plan.inputs, touched);
     ++captures_;
   }
-  std::string mismatch = plan.contract.memory_mismatch();
-  for (size_t m = 0; m < micro.size() && mismatch.empty(); ++m) {
-    mismatch = plan.contract.input_mismatch(*micro[m], m);
-  }
+  const std::string mismatch = plan.contract.mismatch(micro, /*one_input=*/false);
   if (!mismatch.empty()) {
     log::warn("the graph of the frozen part is not replayed: {}; it runs eagerly", mismatch);
     const runtime::PoolScope in_pool(pool_, stream_);
@@ -126,9 +116,8 @@ FrozenStage::Batches FrozenStage::run(const Batches& micro, const runtime::Event
   } else if (!options_.beside) {
     out = compute_all(micro);
   } else {
-    std::string key;
-    for (const auto& batch : micro) key += batch->signature() + ";";
-    if (plans_.size() >= kMaxPlans && !plans_.contains(key)) {
+    const std::string key = graph_key(micro);
+    if (plans_.size() >= kMaxGraphs && !plans_.contains(key)) {
       stream_.synchronize();
       plans_.clear();
     }

@@ -1,5 +1,6 @@
 #include "train/graph_contract.h"
 
+#include <ATen/ops/empty_like.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -29,6 +30,15 @@ GraphContract::GraphContract(const std::vector<std::unique_ptr<models::Batch>>& 
     touched_.push_back(
         {name, tensor, tensor.const_data_ptr(), tensor.sizes().vec(), tensor.strides().vec()});
   }
+}
+
+std::string GraphContract::mismatch(const std::vector<std::unique_ptr<models::Batch>>& micro,
+                                    bool one_input) const {
+  std::string why = memory_mismatch();
+  for (size_t m = 0; m < micro.size() && why.empty(); ++m) {
+    why = input_mismatch(*micro[m], one_input ? 0 : m);
+  }
+  return why;
 }
 
 std::string GraphContract::input_mismatch(models::Batch& batch, size_t index) const {
@@ -73,6 +83,22 @@ std::string GraphContract::memory_mismatch() const {
     }
   }
   return {};
+}
+
+std::string graph_key(const std::vector<std::unique_ptr<models::Batch>>& micro) {
+  std::string key;
+  for (const auto& batch : micro) key += batch->signature() + ";";
+  return key;
+}
+
+std::vector<std::unique_ptr<models::Batch>> graph_inputs(
+    const std::vector<std::unique_ptr<models::Batch>>& micro, size_t count) {
+  std::vector<std::unique_ptr<models::Batch>> out;
+  for (size_t m = 0; m < count; ++m) {
+    out.push_back(micro[m]->clone());
+    for (auto& [name, tensor] : out.back()->tensors()) *tensor = at::empty_like(*tensor);
+  }
+  return out;
 }
 
 }  // namespace longship::train

@@ -25,6 +25,10 @@ class GraphContract {
   GraphContract(const std::vector<std::unique_ptr<models::Batch>>& inputs,
                 const std::vector<Named>& touched);
 
+  /// Why the graph must not be replayed for a step of these micro-batches, "" when it may.
+  /// `one_input`: the graph has one input, which takes the micro-batches one after another.
+  std::string mismatch(const std::vector<std::unique_ptr<models::Batch>>& micro,
+                       bool one_input) const;
   /// Why the graph must not be replayed for `batch` as micro-batch `index`, "" when it may: the
   /// first tensor whose name, shape, dtype or device is not that of its input.
   std::string input_mismatch(models::Batch& batch, size_t index) const;
@@ -49,5 +53,13 @@ class GraphContract {
   std::vector<std::vector<Input>> inputs_;
   std::vector<Touched> touched_;
 };
+
+/// What tells the graphs of steps apart: equal where one may serve the other.
+std::string graph_key(const std::vector<std::unique_ptr<models::Batch>>& micro);
+/// Batches like the first `count` of `micro`, with tensors of their own that a graph reads.
+std::vector<std::unique_ptr<models::Batch>> graph_inputs(
+    const std::vector<std::unique_ptr<models::Batch>>& micro, size_t count);
+/// Graphs that are kept at most: each holds its own input buffers.
+inline constexpr size_t kMaxGraphs = 16;
 
 }  // namespace longship::train

@@ -42,6 +42,15 @@ void attach(nn::Qwen3Text& text, const GrootBackboneRun& run) {
   text.tap = run.tap;
 }
 
+/// The layers of `text` from `layer` on.
+at::Tensor rest_of_layers(const nn::Qwen3Text& text, const at::Tensor& stream,
+                          const GrootLayout& layout, const GrootBackboneRun& run, int64_t layer,
+                          int64_t depth) {
+  if (layer == depth) return stream;
+  const nn::RopeTable rope = text.rope(layout.positions, run.dtype);
+  return text.layers(stream, text_samples(layout), rope, layer, depth);
+}
+
 class EagleBackbone : public GrootBackbone {
  public:
   explicit EagleBackbone(const GrootSizes& s)
@@ -72,9 +81,7 @@ class EagleBackbone : public GrootBackbone {
   at::Tensor finish(const at::Tensor& stream, const GrootBatch& batch, const GrootBackboneRun& run,
                     int64_t layer) override {
     attach(text_, run);
-    const nn::RopeTable rope = text_.rope(batch.layout.positions, run.dtype);
-    const at::Tensor h =
-        text_.layers(stream, text_samples(batch.layout), rope, layer, sizes_.text.depth);
+    const at::Tensor h = rest_of_layers(text_, stream, batch.layout, run, layer, sizes_.text.depth);
     if (run.tap) run.tap("act.text_last_layer_pre_norm", h);
     return text_.final_norm(h);
   }
@@ -172,11 +179,7 @@ class QwenBackbone : public GrootBackbone {
   at::Tensor finish(const at::Tensor& stream, const GrootBatch& batch, const GrootBackboneRun& run,
                     int64_t layer) override {
     attach(text_, run);
-    at::Tensor h = stream;
-    if (layer < sizes_.text.depth) {
-      const nn::RopeTable rope = text_.rope(batch.layout.positions, run.dtype);
-      h = text_.layers(h, text_samples(batch.layout), rope, layer, sizes_.text.depth);
-    }
+    const at::Tensor h = rest_of_layers(text_, stream, batch.layout, run, layer, sizes_.text.depth);
     return final_norm_ ? text_.final_norm(h) : h;
   }
 
