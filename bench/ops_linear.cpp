@@ -1,10 +1,16 @@
-// Products of the linear layers, bf16 and FP8: what cuBLAS gives, the frame for everything else.
+// Products of the linear layers, bf16 and FP8: what cuBLAS gives, the frame for everything else;
+// and what stands around them.
 #include <ATen/ops/_scaled_mm.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/sum.h>
 
 #include "bench/families.h"
+#include "bench/groot_shapes.h"
+#include "bench/paired.h"
 #include "bench/pi05_shapes.h"
+#include "ops/join_columns.h"
 
 namespace longship::bench {
 namespace {
@@ -90,10 +96,39 @@ OpBench fp8(const Layer& layer, Pass pass, const BenchContext& context) {
   return op;
 }
 
+/// Gradients of queries, keys and values as one matrix, and that of their bias.
+OpBench join(int64_t full_rows, const BenchContext& context) {
+  std::vector<at::Tensor> parts;
+  for (int i = 0; i < 3; ++i) {
+    parts.push_back(context.randn({context.rows(full_rows), context.width(groot::kDitWidth)}));
+  }
+  const auto ours = [=] {
+    const ops::JoinedColumns joined = ops::join_columns(parts, /*with_sums=*/true);
+    return std::vector<at::Tensor>{joined.values, joined.sums};
+  };
+  const auto library = [=] {
+    const at::Tensor values = at::cat(parts, 1);
+    return std::vector<at::Tensor>{values, values.sum(0)};
+  };
+  OpBench op;
+  op.bytes = 2 * 3 * bytes_of(parts[0]);
+  op.run = [ours] { ours(); };
+  op.library.emplace_back("aten", [library] { library(); });
+  op.deviation = [=] { return deviation(ours(), library()); };
+  return op;
+}
+
 }  // namespace
 
 std::vector<OpRow> linear_rows() {
   std::vector<OpRow> rows;
+  for (const auto& [shape, num_rows] :
+       {std::pair{"dit 164x3x1536", groot::kSmallBatch * groot::kSmallActionTokens},
+        {"dit 3264x3x1536", groot::kBatch * groot::kActionTokens}}) {
+    rows.push_back({"join_columns", shape, [num_rows = num_rows](const BenchContext& context) {
+                      return join(num_rows, context);
+                    }});
+  }
   for (const Layer& layer : kLayers) {
     const std::string shape =
         fmt::format("{} {}x{}->{}", layer.name, layer.rows, layer.in, layer.out);

@@ -26,13 +26,16 @@ struct StreamShape {
   const char* text;
   int64_t rows, width;
   bool adaptive;
+  int64_t samples = groot::kBatch;
 };
 constexpr StreamShape kDit = {"dit 64x51x1536", groot::kActionTokens, groot::kDitWidth, true};
+constexpr StreamShape kDitSmall = {"dit 4x41x1536", groot::kSmallActionTokens, groot::kDitWidth,
+                                   true, groot::kSmallBatch};
 constexpr StreamShape kVl = {"vl 64x220x2048", groot::kTextTokens, groot::kTextWidth, false};
 
 struct Inputs {
   Inputs(const StreamShape& shape, const BenchContext& context)
-      : samples(context.rows(groot::kBatch)), rows(shape.rows), width(context.width(shape.width)) {
+      : samples(context.rows(shape.samples)), rows(shape.rows), width(context.width(shape.width)) {
     h = context.randn({samples, rows, width}, at::kFloat);
     branch = context.randn({samples, rows, width});
     bias = context.randn({width});
@@ -102,7 +105,7 @@ Pair make_add(const StreamShape& shape, const BenchContext& context) {
 }
 
 Pair make_hidden(const StreamShape& shape, const BenchContext& context) {
-  const int64_t samples = context.rows(groot::kBatch), width = context.width(4 * shape.width);
+  const int64_t samples = context.rows(shape.samples), width = context.width(4 * shape.width);
   const at::Tensor x = context.randn({samples, shape.rows, width});
   const at::Tensor bias = context.randn({width});
   const at::Tensor keys = at::zeros({samples}, context.options(at::kLong));
@@ -131,6 +134,8 @@ std::vector<OpRow> stream_rows() {
       {"add_dropped", kDit, make_add, 4 + 2 + 4, 4 + 2},
       {"gelu_bias_dropout", kDit, make_hidden, 2 + 2, 2 + 2 + 2},
       {"gelu_bias_dropout", kVl, make_hidden, 2 + 2, 2 + 2 + 2},
+      {"add_dropped", kDitSmall, make_add, 4 + 2 + 4, 4 + 2},
+      {"gelu_bias_dropout", kDitSmall, make_hidden, 2 + 2, 2 + 2 + 2},
   };
   std::vector<OpRow> rows;
   for (const Entry& e : kEntries) {

@@ -61,6 +61,7 @@ function(longship_test name)
   target_link_libraries(longship_${name}_tests PRIVATE ${arg_DEPS} longship_test_support GTest::gtest GTest::gmock
     GTest::gtest_main)
   if(arg_TORCH)
+    target_sources(longship_${name}_tests PRIVATE "${CMAKE_SOURCE_DIR}/tests/support/torch_seed.cpp")
     target_precompile_headers(longship_${name}_tests REUSE_FROM longship_pch_test_torch)
   else()
     target_precompile_headers(longship_${name}_tests REUSE_FROM longship_pch_test)

@@ -5,6 +5,7 @@
 #include <ATen/ops/_flash_attention_forward.h>
 #include <ATen/ops/_scaled_dot_product_cudnn_attention.h>
 #include <ATen/ops/mul.h>
+#include <fmt/core.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <optional>
@@ -78,6 +79,23 @@ class VarlenAttention : public torch::autograd::Function<VarlenAttention> {
 };
 
 }  // namespace
+
+std::string flash_refusal(int64_t head_dim, at::ScalarType dtype) {
+  constexpr int64_t kStep = 8, kWidest = 256;
+  if (dtype != at::kBFloat16) {
+    return fmt::format("flash kernels are for bf16, not {}",
+                       dtype == at::kFloat ? "fp32" : c10::toString(dtype));
+  }
+  if (head_dim % kStep != 0) {
+    return fmt::format("heads of {} are no multiple of {}", head_dim, kStep);
+  }
+  if (head_dim > kWidest) return fmt::format("heads of {} are wider than {}", head_dim, kWidest);
+  return {};
+}
+
+bool flash_takes(const at::Tensor& q) {
+  return q.is_cuda() && flash_refusal(q.size(-1), q.scalar_type()).empty();
+}
 
 at::Tensor dense_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
   check(q, k);

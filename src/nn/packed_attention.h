@@ -6,8 +6,14 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <string>
 
 namespace longship::nn {
+
+/// Why these kernels cannot take heads of `head_dim` values in `dtype`; "" when they can.
+std::string flash_refusal(int64_t head_dim, at::ScalarType dtype);
+/// Whether queries q [..., E] go through them: they are on CUDA and nothing is refused.
+bool flash_takes(const at::Tensor& q);
 
 /// Every query sees every key of its sample. q [B, Tq, H, E], k, v [B, Tk, G, E], G divides H;
 /// strided views are read in place. Returns [B, Tq, H*E]. Scale 1/sqrt(E).

@@ -17,9 +17,15 @@ struct PackedSamples {
 
 /// q [T, H, E]; k, v [T, G, E], G divides H. Row t sees the rows of its own sample; with `causal`
 /// those up to itself. Returns [T, H*E]; padding rows are zero and so are their gradients. Scale
-/// 1/sqrt(E). CUDA bf16: the library's varlen kernels, no score matrix. On the CPU sample by
-/// sample. Elsewhere: one masked softmax over T x T scores, in fp32 or fp64.
+/// 1/sqrt(E). With `flash`, where the library's varlen kernels take q (flash_takes): those, no
+/// score matrix. On the CPU sample by sample. Elsewhere padded_self_attention(), or, without
+/// cu_seqlens, one masked softmax over T x T scores.
 at::Tensor packed_self_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                 const PackedSamples& samples, bool causal, bool flash);
+
+/// The same by rows padded to `longest` and a mask, for devices whose numbers the host does not
+/// read: no value of a tensor decides a shape. Needs cu_seqlens on the device of q.
+at::Tensor padded_self_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                  const PackedSamples& samples, bool causal);
 
 /// The additive mask of the masked way, [1, 1, T, T]: 0 or kMasked. Padding rows see themselves

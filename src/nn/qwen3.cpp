@@ -78,7 +78,9 @@ at::Tensor Qwen3Attention::forward(const at::Tensor& x, const PackedSamples& sam
   if (q.is_meta()) {  // shapes only: LibTorch has no meta kernels for the mask
     return o_proj.forward(at::empty({x.size(0), num_heads_ * head_dim_}, x.options()));
   }
-  return product(o_proj, packed_self_attention(q, k, v, samples, /*causal=*/true), fp8_out);
+  const at::Tensor mixed =
+      packed_self_attention(q, k, v, samples, /*causal=*/true, fused.attention);
+  return product(o_proj, mixed, fp8_out);
 }
 
 Qwen3Layer::Qwen3Layer(const Qwen3Sizes& s)

@@ -105,7 +105,7 @@ class Qwen3Text : public Module {
   void use_fp8(Fp8Layers& layers, const std::string& prefix);
 
   // Set by the model.
-  Fused fused;      // reads `norms`, `activations`, `rope`, `stacked`
+  Fused fused;      // reads `norms`, `activations`, `rope`, `stacked`, `attention`
   LayerRunner run;  // one call per layer, inputs and outputs {stream}
   Tap tap;
 

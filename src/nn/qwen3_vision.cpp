@@ -54,12 +54,12 @@ at::Tensor Qwen3VisionAttention::mix(const at::Tensor& x, const PackedSamples& p
   if (fused.rope) {
     const auto [q, k, v] = ops::rope_qkv(all, cos.squeeze(1), sin.squeeze(1), rotation.order,
                                          num_heads_, num_heads_, head_dim);
-    return packed_self_attention(q, k, v, pictures, /*causal=*/false);
+    return packed_self_attention(q, k, v, pictures, /*causal=*/false, fused.attention);
   }
   const at::Tensor heads = all.view({x.size(0), 3, num_heads_, head_dim});
   return packed_self_attention(apply_rope(heads.select(1, 0), rotation.table),
                                apply_rope(heads.select(1, 1), rotation.table), heads.select(1, 2),
-                               pictures, /*causal=*/false);
+                               pictures, /*causal=*/false, fused.attention);
 }
 
 Qwen3VisionMlp::Qwen3VisionMlp(int64_t width, int64_t hidden)
@@ -184,6 +184,7 @@ Qwen3VisionFeatures Qwen3Vision::forward(const at::Tensor& patches, const PatchT
   const at::Tensor angle =
       patch_angles(tables.rows, tables.columns, sizes_.width / sizes_.num_heads, sizes_.theta, wide)
           .unsqueeze(-2);
+  if (tap) tap("vision.rot_pos_emb", angle.squeeze(-2));
   const PatchRotation rotation{{at::cos(angle), at::sin(angle)},
                                at::arange(count, angle.options().dtype(at::kInt))};
   Qwen3VisionFeatures out;

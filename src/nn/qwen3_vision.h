@@ -131,7 +131,8 @@ class Qwen3Vision : public Module {
   /// patches [P, channels * temporal_patch * patch_size^2], values in order (channel, frame, y, x);
   /// tables of the same P patches and `pictures` (segments of patches) on their device. The dtype
   /// of the results is that of the weights. Taps "vision.patches", "vision.pos_embed",
-  /// "vision_block<l>.in" and "vision_block<l>.out". Throws ShapeError.
+  /// "vision.rot_pos_emb" (angles [P, head_dim / 2]), "vision_block<l>.in" and
+  /// "vision_block<l>.out". Throws ShapeError.
   Qwen3VisionFeatures forward(const at::Tensor& patches, const PatchTables& tables,
                               const PackedSamples& pictures) const;
 
@@ -141,7 +142,7 @@ class Qwen3Vision : public Module {
   void use_fp8(Fp8Layers& layers, const std::string& prefix);
 
   // Set by the model.
-  Fused fused;  // reads `norms`, `activations` and `rope`
+  Fused fused;  // reads `norms`, `activations`, `rope` and `attention`
   /// One call per block: {stream} -> {stream}, and behind the blocks of sizes.deepstack {stream,
   /// merged}, where the unit reads parameters of deepstack_merger_list.<j> too.
   LayerRunner run;

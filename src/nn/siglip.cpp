@@ -61,10 +61,11 @@ at::Tensor SiglipAttention::mix(const at::Tensor& x, const Fused& fused,
     if (rows->cos.defined()) {
       for (size_t i = 0; i < 2; ++i) qkv[i] = rotate_pairs(qkv[i], rows->cos, rows->sin);
     }
-    return packed_self_attention(qkv[0], qkv[1], qkv[2], rows->pictures, /*causal=*/false);
+    return packed_self_attention(qkv[0], qkv[1], qkv[2], rows->pictures, /*causal=*/false,
+                                 fused.attention);
   }
-  return fused.attention ? dense_attention(qkv[0], qkv[1], qkv[2])
-                         : attention(qkv[0], qkv[1], qkv[2]);
+  return fused.attention && flash_takes(qkv[0]) ? dense_attention(qkv[0], qkv[1], qkv[2])
+                                                : attention(qkv[0], qkv[1], qkv[2]);
 }
 
 SiglipLayer::SiglipLayer(const SiglipSizes& sizes)

@@ -140,14 +140,29 @@ at::Tensor Siglip2Tower::embed(const at::Tensor& patches, const Siglip2Rows& row
   return (x + positions).to(precision.stream);
 }
 
+/// `run`, and the tap behind each layer.
+LayerRunner Siglip2Tower::tapped(const LayerRunner& run) const {
+  if (!tap) return run;
+  return [this, run](int64_t layer, const UnitFunction& unit, const std::vector<at::Tensor>& in) {
+    const std::vector<at::Tensor> out = run ? run(layer, unit, in) : unit(in);
+    const at::Tensor& stream = out.front();
+    tap(fmt::format("vision_layer{}.out", layer),
+        stream.dim() == 3 ? stream.flatten(0, 1) : stream);
+    return out;
+  };
+}
+
 at::Tensor Siglip2Tower::encode(const at::Tensor& embeddings, const Siglip2Rows& rows,
                                 const SiglipPrecision& precision, const Fused& fused,
                                 const LayerRunner& run) const {
   const bool windows = rows.window_order.defined();
   const bool rope = rows.rope_cos.defined();
+  if (tap) {
+    tap("vision.embeddings", windows ? select_rows(embeddings, rows.window_order) : embeddings);
+  }
   if (rows.uniform_pictures > 0 && !windows && !rope) {
     const at::Tensor pictures = embeddings.unflatten(0, {rows.uniform_pictures, -1});
-    return run_siglip_layers(layers_, post_layernorm_, pictures, precision, fused, run)
+    return run_siglip_layers(layers_, post_layernorm_, pictures, precision, fused, tapped(run))
         .flatten(0, 1);
   }
   const auto in_windows = [&](const at::Tensor& x) {
@@ -162,7 +177,7 @@ at::Tensor Siglip2Tower::encode(const at::Tensor& embeddings, const Siglip2Rows&
     return sees_all ? whole : inside;
   };
   const at::Tensor out = run_siglip_layers(layers_, post_layernorm_, in_windows(embeddings),
-                                           precision, fused, run, rows_of);
+                                           precision, fused, tapped(run), rows_of);
   return windows ? select_rows(out, rows.window_back) : out;
 }
 

@@ -73,7 +73,8 @@ class Siglip2Tower : public Module {
   /// patches [P, patch_values] fp32 -> patch embeddings + positions [P, width], stream dtype.
   at::Tensor embed(const at::Tensor& patches, const Siglip2Rows& rows,
                    const SiglipPrecision& precision) const;
-  /// The encoder layers and the last norm: [P, width] -> [P, width], in the order of the rows.
+  /// The encoder layers and the last norm: [P, width] -> [P, width], in the order of the rows. Taps
+  /// "vision.embeddings" and "vision_layer<l>.out" [P, width], with windows in their order.
   at::Tensor encode(const at::Tensor& embeddings, const Siglip2Rows& rows,
                     const SiglipPrecision& precision, const Fused& fused = {},
                     const LayerRunner& run = {}) const;
@@ -82,7 +83,11 @@ class Siglip2Tower : public Module {
     use_siglip_fp8(layers_, layers, prefix);
   }
 
+  Tap tap;  // set by the model
+
  private:
+  LayerRunner tapped(const LayerRunner& run) const;
+
   Siglip2Sizes sizes_;
   at::Tensor patch_weight_;  // [width, patch_values]
   at::Tensor patch_bias_;

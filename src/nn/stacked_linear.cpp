@@ -5,7 +5,9 @@
 #include <ATen/ops/mm.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "base/error.h"
+#include <algorithm>
+
+#include "ops/join_columns.h"
 
 namespace longship::nn {
 namespace {
@@ -30,8 +32,10 @@ void append_slices(const at::Tensor& all, at::IntArrayRef rows, variable_list& o
 // Saved: x and the stacked weight, which is a view of the parameters.
 class StackedLinear : public torch::autograd::Function<StackedLinear> {
  public:
-  static Variable forward(AutogradContext* ctx, const Variable& x, const at::TensorList& weights,
-                          const at::TensorList& biases) {
+  /// One result, or with `split` one for each weight: views of the one product.
+  static variable_list forward(AutogradContext* ctx, const Variable& x,
+                               const at::TensorList& weights, const at::TensorList& biases,
+                               bool split) {
     const at::Tensor weight = stack_rows(weights);
     const at::Tensor bias = biases.empty() ? at::Tensor() : stack_rows(biases);
     std::vector<int64_t> rows;
@@ -42,46 +46,63 @@ class StackedLinear : public torch::autograd::Function<StackedLinear> {
     }
     ctx->saved_data["rows"] = rows;
     ctx->saved_data["has_bias"] = !biases.empty();
+    ctx->saved_data["bias_grad"] = std::any_of(
+        biases.begin(), biases.end(), [](const at::Tensor& b) { return b.requires_grad(); });
     ctx->saved_data["x_grad"] = x.requires_grad();
+    ctx->saved_data["x_shape"] = x.sizes().vec();
     ctx->saved_data["weight_grad"] = weight_grad;
     ctx->save_for_backward({weight_grad ? x : at::Tensor(), weight});
-    return at::linear(x, weight, bias);
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;  // parts are outputs, not views
+    const at::Tensor all = at::linear(x, weight, bias);
+    return split ? all.split_with_sizes(rows, -1) : variable_list{all};
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const variable_list saved = ctx->get_saved_variables();
     const std::vector<int64_t> rows = ctx->saved_data["rows"].toIntVector();
-    const at::Tensor dy = rows_of(grads[0]);
-    variable_list out;
-    out.push_back(ctx->saved_data["x_grad"].toBool() ? at::mm(dy, saved[1]).view([&] {
-      std::vector<int64_t> shape = grads[0].sizes().vec();
-      shape.back() = saved[1].size(1);
-      return shape;
-    }())
-                                                     : at::Tensor());
     const bool weight_grad = ctx->saved_data["weight_grad"].toBool();
-    append_slices(weight_grad ? at::mm(dy.t(), rows_of(saved[0])) : at::Tensor(), rows, out);
-    if (ctx->saved_data["has_bias"].toBool()) {
-      append_slices(weight_grad ? dy.sum(0) : at::Tensor(), rows, out);
-    }
+    const bool has_bias = ctx->saved_data["has_bias"].toBool();
+    std::vector<at::Tensor> parts;
+    for (const at::Tensor& part : grads) parts.push_back(rows_of(part));
+    const bool bias_grad = ctx->saved_data["bias_grad"].toBool();
+    const ops::JoinedColumns dy = ops::join_columns(parts, bias_grad);
+    variable_list out;
+    out.push_back(ctx->saved_data["x_grad"].toBool()
+                      ? at::mm(dy.values, saved[1]).view(ctx->saved_data["x_shape"].toIntVector())
+                      : at::Tensor());
+    append_slices(weight_grad ? at::mm(dy.values.t(), rows_of(saved[0])) : at::Tensor(), rows, out);
+    if (has_bias) append_slices(dy.sums, rows, out);
+    out.emplace_back();  // split
     return out;
   }
 };
+
+bool all_of_type(at::TensorList parts, at::ScalarType dtype) {
+  return std::all_of(parts.begin(), parts.end(),
+                     [&](const at::Tensor& part) { return part.scalar_type() == dtype; });
+}
 
 }  // namespace
 
 at::Tensor stacked_linear(const at::Tensor& x, at::TensorList weights, at::TensorList biases) {
   const at::ScalarType dtype = x.scalar_type();
-  const auto fits = [&](at::TensorList parts) {
-    for (const at::Tensor& part : parts) {
-      if (part.scalar_type() != dtype) return false;
-    }
-    return true;
-  };
-  if (fits(weights) && fits(biases)) return StackedLinear::apply(x, weights, biases);
+  if (all_of_type(weights, dtype) && all_of_type(biases, dtype)) {
+    return StackedLinear::apply(x, weights, biases, false)[0];
+  }
   // Weights stored in another dtype are cast, and their gradients cast back.
   const at::Tensor bias = biases.empty() ? at::Tensor() : at::cat(biases).to(dtype);
   return at::linear(x, at::cat(weights).to(dtype), bias);
+}
+
+std::vector<at::Tensor> stacked_linear_parts(const at::Tensor& x, at::TensorList weights,
+                                             at::TensorList biases) {
+  const at::ScalarType dtype = x.scalar_type();
+  if (all_of_type(weights, dtype) && all_of_type(biases, dtype)) {
+    return StackedLinear::apply(x, weights, biases, true);
+  }
+  std::vector<int64_t> rows;
+  for (const at::Tensor& w : weights) rows.push_back(w.size(0));
+  return stacked_linear(x, weights, biases).split_with_sizes(rows, -1);
 }
 
 }  // namespace longship::nn

@@ -18,6 +18,7 @@
 
 #include <cmath>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "base/error.h"
@@ -84,7 +85,8 @@ struct Decoder {
           at::matmul(x, weights[w]).view({ids.size(0), kHeads + 2 * kGroups, kDim});
       const auto parts = qkv.split_with_sizes({kHeads, kGroups, kGroups}, 1);
       const at::Tensor mixed = packed_self_attention(
-          apply_rope(parts[0], rope), apply_rope(parts[1], rope), parts[2], samples, causal);
+          apply_rope(parts[0], rope), apply_rope(parts[1], rope), parts[2], samples, causal,
+          /*flash=*/true);
       x = x + at::matmul(mixed, weights[w + 1]);
       x = x + at::matmul(at::gelu(at::matmul(x, weights[w + 2])), weights[w + 3]);
     }
@@ -220,7 +222,7 @@ TEST(PackedSamples, PaddingRowsAreZeroAndReachNothing) {
     const at::Tensor q = normal({16, kHeads, kDim}, 100).set_requires_grad(true);
     const at::Tensor k = normal({16, kGroups, kDim}, 101).set_requires_grad(true);
     const at::Tensor v = normal({16, kGroups, kDim}, 102).set_requires_grad(true);
-    const at::Tensor out = packed_self_attention(q, k, v, samples, causal);
+    const at::Tensor out = packed_self_attention(q, k, v, samples, causal, true);
     EXPECT_EQ(out.narrow(0, 13, 3).abs().max().item<double>(), 0.0);
     (out * normal({16, kHeads * kDim}, 103)).sum().backward();
     for (const at::Tensor& x : {q, k, v}) {
@@ -233,39 +235,87 @@ TEST(PackedSamples, PaddingRowsAreZeroAndReachNothing) {
   }
 }
 
+// What devices do without the kernels: places up to a bound, samples without rows among them.
+TEST(PackedSamples, PaddedRowsGiveTheSame) {
+  const auto ints = at::TensorOptions(at::kInt);
+  PackedSamples samples;
+  samples.cu_seqlens = at::tensor(std::vector<int32_t>{0, 0, 5, 6, 6, 13, 13}, ints);
+  samples.segment_ids =
+      at::tensor(std::vector<int32_t>{2, 2, 2, 2, 2, 3, 5, 5, 5, 5, 5, 5, 5, 0, 0, 0}, ints);
+  const at::Tensor direction = normal({16, kHeads * kDim}, 203);
+  for (const int64_t longest : {7, 10}) {
+    samples.longest = longest;
+    for (const bool causal : {true, false}) {
+      const auto run = [&](const auto& attend) {
+        std::vector<at::Tensor> x = {normal({16, kHeads, kDim}, 200),
+                                     normal({16, kGroups, kDim}, 201),
+                                     normal({16, kGroups, kDim}, 202)};
+        for (at::Tensor& leaf : x) leaf.set_requires_grad(true);
+        const at::Tensor out = attend(x[0], x[1], x[2]);
+        (out * direction).sum().backward();
+        return std::vector<at::Tensor>{out.detach(), x[0].grad(), x[1].grad(), x[2].grad()};
+      };
+      const auto want = run([&](const auto& q, const auto& k, const auto& v) {
+        return packed_self_attention(q, k, v, samples, causal, true);
+      });
+      const auto got = run([&](const auto& q, const auto& k, const auto& v) {
+        return padded_self_attention(q, k, v, samples, causal);
+      });
+      const auto masked = run([&](const auto& q, const auto& k, const auto& v) {
+        return packed_self_attention(q, k, v, {{}, samples.segment_ids, longest}, causal, true);
+      });
+      for (size_t i = 0; i < want.size(); ++i) {
+        expect_near(got[i], want[i], 1e-12);
+        expect_near(masked[i], want[i], 1e-12);
+        EXPECT_EQ(got[i].narrow(0, 13, 3).abs().max().item<double>(), 0.0) << i;
+      }
+    }
+  }
+}
+
 TEST(PackedSamples, FaultsNameTheShapes) {
   const PackedSamples samples = three_samples(at::kCPU);
   const at::Tensor q = normal({15, kHeads, kDim}, 1), k = normal({15, kGroups, kDim}, 2);
-  EXPECT_THROW(packed_self_attention(q, k, k, samples, true), ShapeError);
+  EXPECT_THROW(packed_self_attention(q, k, k, samples, true, true), ShapeError);
 }
 
-TEST(PackedSamplesGpu, VarlenKernelsEqualTheMask) {
+// On the GPU with and without flash kernels, and with heads that they do not take.
+TEST(PackedSamplesGpu, EveryWayEqualsTheSamplesAlone) {
   if (!runtime::cuda_available()) GTEST_SKIP() << "no CUDA device on this machine";
-  constexpr int64_t kHeadDim = 64;
-  for (const int64_t groups : {1, 2}) {
-    for (const bool causal : {true, false}) {
-      const auto leaf = [](const at::Tensor& x, at::Device device) {
-        return x.detach().to(device).set_requires_grad(true);
-      };
-      std::vector<at::Tensor> inputs = {normal({16, kHeads, kHeadDim}, 1).to(at::kBFloat16),
-                                        normal({16, groups, kHeadDim}, 2).to(at::kBFloat16),
-                                        normal({16, groups, kHeadDim}, 3).to(at::kBFloat16)};
-      const at::Tensor direction = normal({16, kHeads * kHeadDim}, 4);
-      const auto run = [&](at::Device device, at::ScalarType type) {
-        std::vector<at::Tensor> x;
-        for (const at::Tensor& input : inputs) x.push_back(leaf(input.to(type), device));
-        const at::Tensor out =
-            packed_self_attention(x[0], x[1], x[2], three_samples(device), causal);
-        (out.to(at::kDouble) * direction.to(device)).sum().backward();
-        std::vector<at::Tensor> results = {out.detach().cpu().to(at::kDouble)};
-        for (const at::Tensor& leaf_of : x) results.push_back(leaf_of.grad().cpu().to(at::kDouble));
-        return results;
-      };
-      const auto got = run(at::kCUDA, at::kBFloat16), want = run(at::kCPU, at::kDouble);
-      for (size_t i = 0; i < got.size(); ++i) {
-        const double scale = want[i].abs().max().item<double>();
-        EXPECT_LE((got[i] - want[i]).abs().max().item<double>(), 1.6e-2 * scale) << i;
-        EXPECT_EQ(got[i].narrow(0, 13, 3).abs().max().item<double>(), 0.0) << i;
+  struct Way {
+    bool flash;
+    int64_t head_dim;
+  };
+  for (const Way& way : {Way{true, 64}, Way{false, 64}, Way{true, 36}}) {
+    const bool flash = way.flash;
+    const int64_t head_dim = way.head_dim;
+    SCOPED_TRACE("flash " + std::to_string(flash) + ", heads of " + std::to_string(head_dim));
+    for (const int64_t groups : {1, 2}) {
+      for (const bool causal : {true, false}) {
+        const auto leaf = [](const at::Tensor& x, at::Device device) {
+          return x.detach().to(device).set_requires_grad(true);
+        };
+        std::vector<at::Tensor> inputs = {normal({16, kHeads, head_dim}, 1).to(at::kBFloat16),
+                                          normal({16, groups, head_dim}, 2).to(at::kBFloat16),
+                                          normal({16, groups, head_dim}, 3).to(at::kBFloat16)};
+        const at::Tensor direction = normal({16, kHeads * head_dim}, 4);
+        const auto run = [&](at::Device device, at::ScalarType type) {
+          std::vector<at::Tensor> x;
+          for (const at::Tensor& input : inputs) x.push_back(leaf(input.to(type), device));
+          const at::Tensor out =
+              packed_self_attention(x[0], x[1], x[2], three_samples(device), causal, flash);
+          (out.to(at::kDouble) * direction.to(device)).sum().backward();
+          std::vector<at::Tensor> results = {out.detach().cpu().to(at::kDouble)};
+          for (const at::Tensor& leaf_of : x)
+            results.push_back(leaf_of.grad().cpu().to(at::kDouble));
+          return results;
+        };
+        const auto got = run(at::kCUDA, at::kBFloat16), want = run(at::kCPU, at::kDouble);
+        for (size_t i = 0; i < got.size(); ++i) {
+          const double scale = want[i].abs().max().item<double>();
+          EXPECT_LE((got[i] - want[i]).abs().max().item<double>(), 1.6e-2 * scale) << i;
+          EXPECT_EQ(got[i].narrow(0, 13, 3).abs().max().item<double>(), 0.0) << i;
+        }
       }
     }
   }

@@ -289,7 +289,12 @@ void expect_close_to_fp64(const Pass& pass, at::Device device) {
   fill(exact, at::kDouble);
   fill(ours, pass.weights, device);
   const Tensors reference = pass_of(exact, in, start, add, at::kDouble);
-  for (const Fused& fused : every_choice()) {
+  std::vector<Fused> choices = every_choice();
+  if (device.is_cuda()) {
+    for (const Fused& fused : every_choice()) choices.push_back(fused);
+    for (size_t i = choices.size() / 2; i < choices.size(); ++i) choices[i].attention = true;
+  }
+  for (const Fused& fused : choices) {
     ours.fused = fused;
     const Tensors results = pass_of(ours, in, start, add, pass.stream, device);
     for (size_t i = 0; i < results.size(); ++i) {
@@ -297,7 +302,8 @@ void expect_close_to_fp64(const Pass& pass, at::Device device) {
       if (norm == 0) continue;
       EXPECT_LE((results[i] - reference[i]).norm().item<double>() / norm, pass.bound)
           << "result " << i << ", norms " << fused.norms << ", activations " << fused.activations
-          << ", rope " << fused.rope << ", stacked " << fused.stacked;
+          << ", rope " << fused.rope << ", stacked " << fused.stacked << ", attention "
+          << fused.attention;
     }
   }
 }

@@ -214,7 +214,9 @@ TEST(Qwen3VisionGpu, Bf16IsCloseToFp64) {
   const Tensors plain = fast.pass();
   fast.tower.fused.norms = fast.tower.fused.activations = fast.tower.fused.rope = true;
   const Tensors fused = fast.pass();
-  for (const Tensors* ours : {&plain, &fused}) {
+  fast.tower.fused.attention = true;
+  const Tensors flash = fast.pass();
+  for (const Tensors* ours : {&plain, &fused, &flash}) {
     for (size_t i = 0; i < ours->size(); ++i) {
       const at::Tensor host = (*ours)[i].cpu().to(at::kDouble);
       const double norm = reference[i].norm().item<double>();

@@ -1,10 +1,12 @@
 #include "nn/stacked_linear.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/randn.h>
+#include <ATen/ops/zeros_like.h>
 
 #include "nn/linear.h"
 #include "nn/module.h"
@@ -70,6 +72,37 @@ TEST(StackedLinear, ValuesAndGradientsAreThoseOfSeparateLayers) {
         .backward();
     for (size_t i = 0; i < leaves.size(); ++i) {
       EXPECT_TRUE(at::allclose(ours[i], leaves[i].grad(), 1e-12, 1e-12)) << i;
+    }
+  }
+}
+
+TEST(StackedLinear, PartsHaveTheValuesAndGradientsOfSeparateLayers) {
+  const Projections module(true);
+  const at::Tensor x = at::randn({3, 5, 6}, at::kDouble).set_requires_grad(true);
+  const at::Tensor probe = at::randn({3, 5, 4}, at::kDouble);
+  const std::vector<at::Tensor> leaves = {x, module.a.weight, module.b.weight, module.a.bias,
+                                          module.b.bias};
+  for (const bool both : {true, false}) {  // a part that nobody reads has a zero gradient
+    const auto total = [&](const at::Tensor& a, const at::Tensor& b) {
+      return both ? (a * probe).sum() + b.square().sum() : (a * probe).sum();
+    };
+    const auto gradients = [&](const at::Tensor& loss) {
+      loss.backward();
+      std::vector<at::Tensor> out;
+      for (at::Tensor leaf : leaves) {
+        out.push_back(leaf.grad().defined() ? leaf.grad().clone() : at::zeros_like(leaf));
+        leaf.mutable_grad() = at::Tensor();
+      }
+      return out;
+    };
+    const auto parts =
+        stacked_linear_parts(x, {module.a.weight, module.b.weight}, {module.a.bias, module.b.bias});
+    ASSERT_EQ(parts.size(), 2u);
+    const auto ours = gradients(total(parts[0], parts[1]));
+    const auto theirs = gradients(total(at::linear(x, module.a.weight, module.a.bias),
+                                        at::linear(x, module.b.weight, module.b.bias)));
+    for (size_t i = 0; i < leaves.size(); ++i) {
+      EXPECT_TRUE(at::allclose(ours[i], theirs[i], 1e-12, 1e-12)) << i << " " << both;
     }
   }
 }

@@ -107,9 +107,11 @@ inline void expect_numerical_gradients(const Op& op, const Tensors& inputs,
 /// Two implementations that round at the same points: fp32 differs by the order of sums, bf16 by
 /// few results that fall to the other side of a rounding boundary. `absolute`: further error that
 /// every element may have. With it an element may well fall to the other side of a boundary, which
-/// is up to 2^-7 of a bf16 element and of the 2-norm of few.
+/// is up to 2^-7 of a bf16 element and of the 2-norm of few. `roundings`: how often a bf16 element
+/// was rounded on its way; each may add such a step.
 inline void expect_same_arithmetic(const at::Tensor& expected, const at::Tensor& got,
-                                   const std::string& what, double absolute = 0.0) {
+                                   const std::string& what, double absolute = 0.0,
+                                   int roundings = 1) {
   ASSERT_EQ(expected.defined(), got.defined()) << what;
   if (!expected.defined()) return;
   ASSERT_EQ(expected.sizes(), got.sizes()) << what;
@@ -125,16 +127,17 @@ inline void expect_same_arithmetic(const at::Tensor& expected, const at::Tensor&
   EXPECT_LE(error, in_norm * norm + (1e-6 + absolute) * size) << what << ", in the 2-norm";
   const double scale = norm / size + 1e-3;
   const at::Tensor excess = ((a - b).abs() - absolute).clamp_min(0.0);
-  EXPECT_LE((excess / (a.abs() + scale)).max().item<double>(), wide ? 1e-4 : 1.0 / 128)
+  EXPECT_LE((excess / (a.abs() + scale)).max().item<double>(), wide ? 1e-4 : roundings / 128.0)
       << what << ", per element";
 }
 
 /// The CUDA implementation against the oracle, and against a second run of itself, bitwise.
-/// `absolute`: see expect_same_arithmetic, for the gradients of the first inputs.
+/// `absolute` and `roundings`: see expect_same_arithmetic, for the gradients of the first inputs
+/// and for all of them.
 inline void expect_gpu_matches_cpu(const Op& op, const Tensors& inputs,
                                    const Tensors& output_gradients, bool offset,
                                    const std::string& what,
-                                   const std::vector<double>& absolute = {}) {
+                                   const std::vector<double>& absolute = {}, int roundings = 1) {
   const OpRun cpu = run_op(op, inputs, output_gradients);
   const OpRun gpu = run_op(op, inputs, output_gradients, at::Device(at::kCUDA, 0), offset);
   const OpRun again = run_op(op, inputs, output_gradients, at::Device(at::kCUDA, 0), offset);
@@ -146,7 +149,7 @@ inline void expect_gpu_matches_cpu(const Op& op, const Tensors& inputs,
   for (size_t i = 0; i < cpu.gradients.size(); ++i) {
     const std::string name = what + ": gradient " + std::to_string(i);
     expect_same_arithmetic(cpu.gradients[i], gpu.gradients[i], name,
-                           i < absolute.size() ? absolute[i] : 0.0);
+                           i < absolute.size() ? absolute[i] : 0.0, roundings);
     if (!gpu.gradients[i].defined() || !again.gradients[i].defined()) continue;
     EXPECT_TRUE(at::equal(gpu.gradients[i], again.gradients[i])) << name << " differs between runs";
   }

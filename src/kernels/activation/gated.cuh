@@ -10,6 +10,7 @@
 
 #include "kernels/activation/gated.h"
 #include "kernels/activation/pack.cuh"
+#include "kernels/common/launch.cuh"
 
 namespace longship::kernels::gated {
 
@@ -20,6 +21,7 @@ template <class Activation, class T, int N>
 __global__ void __launch_bounds__(kThreads)
     gated_forward_kernel(const T* __restrict__ gate_up, T* __restrict__ y, int64_t num_packs,
                          uint32_t per_row) {
+  await_previous_kernel();
   const int64_t first = static_cast<int64_t>(blockIdx.x) * (kThreads * kForwardPacks);
   const pack::RowWalk walk(first, per_row);
   const int64_t width = static_cast<int64_t>(per_row) * N;
@@ -50,6 +52,7 @@ __global__ void __launch_bounds__(kThreads)
     gated_backward_kernel(const T* __restrict__ dy, const T* __restrict__ gate_up,
                           T* __restrict__ d_gate_up, T* __restrict__ y, int64_t num_packs,
                           uint32_t per_row) {
+  await_previous_kernel();
   const int64_t first = static_cast<int64_t>(blockIdx.x) * kThreads;
   const int64_t flat = first + threadIdx.x;
   if (flat >= num_packs) return;
@@ -83,9 +86,9 @@ cudaError_t launch_forward(const GatedArgs& a, cudaStream_t stream) {
   const int64_t per_row = a.width / N;
   const int64_t num_packs = a.num_rows * per_row;
   const int64_t blocks = pack::ceil_div(num_packs, kThreads * kForwardPacks);
-  gated_forward_kernel<Activation, T, N><<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(
-      static_cast<const T*>(a.gate_up), static_cast<T*>(a.y), num_packs,
-      static_cast<uint32_t>(per_row));
+  launch_kernel(gated_forward_kernel<Activation, T, N>, static_cast<unsigned>(blocks), kThreads, 0,
+                stream, static_cast<const T*>(a.gate_up), static_cast<T*>(a.y), num_packs,
+                static_cast<uint32_t>(per_row));
   return cudaGetLastError();
 }
 
@@ -96,9 +99,9 @@ cudaError_t launch_backward(const GatedBackwardArgs& a, cudaStream_t stream) {
   const auto blocks = static_cast<unsigned>(pack::ceil_div(num_packs, kThreads));
   const auto kernel = a.y != nullptr ? gated_backward_kernel<Activation, T, N, true>
                                      : gated_backward_kernel<Activation, T, N, false>;
-  kernel<<<blocks, kThreads, 0, stream>>>(
-      static_cast<const T*>(a.dy), static_cast<const T*>(a.gate_up), static_cast<T*>(a.d_gate_up),
-      static_cast<T*>(a.y), num_packs, static_cast<uint32_t>(per_row));
+  launch_kernel(kernel, blocks, kThreads, 0, stream, static_cast<const T*>(a.dy),
+                static_cast<const T*>(a.gate_up), static_cast<T*>(a.d_gate_up),
+                static_cast<T*>(a.y), num_packs, static_cast<uint32_t>(per_row));
   return cudaGetLastError();
 }
 

@@ -9,12 +9,14 @@
 #include "kernels/activation/gelu.cuh"
 #include "kernels/activation/gelu_bias.h"
 #include "kernels/activation/pack.cuh"
+#include "kernels/common/few_rows.cuh"
+#include "kernels/common/launch.cuh"
 #include "kernels/random/dropout.cuh"
 
 namespace longship::kernels {
 namespace {
 
-static_assert(kDropoutRun == pack::kWide);
+static_assert(kDropoutRun == pack::kWide && pack::kWide == few_rows::kRun);
 
 constexpr int kThreads = 256;
 constexpr int kForwardPacks = 2;    // runs per thread of the forward kernel
@@ -49,6 +51,7 @@ template <class T, class B, int N, bool kDrop>
 __global__ void __launch_bounds__(kThreads)
     gelu_bias_forward_kernel(const T* __restrict__ x, const B* __restrict__ bias, T* __restrict__ y,
                              int64_t num_packs, uint32_t per_row, GeluDropout dropout) {
+  await_previous_kernel();
   const int64_t first = static_cast<int64_t>(blockIdx.x) * (kThreads * kForwardPacks);
   const pack::RowWalk walk(first, per_row);
   pack::Raw<T, N> raw[kForwardPacks];
@@ -107,6 +110,7 @@ __global__ void __launch_bounds__(kThreads, kDrop && sizeof(T) == 4 ? 3 : 4)
                               const B* __restrict__ bias, T* __restrict__ dx,
                               float* __restrict__ partial, int64_t num_rows, int64_t width,
                               int64_t rows_per_group, GeluDropout dropout) {
+  await_previous_kernel();
   __shared__ float sums[kRowLanes][N * kRunStride];
   const int64_t tile = static_cast<int64_t>(blockIdx.x) * (kLanes * N);
   const int64_t column = tile + threadIdx.x * N;
@@ -159,10 +163,44 @@ __global__ void __launch_bounds__(kThreads, kDrop && sizeof(T) == 4 ? 3 : 4)
   partial[blockIdx.y * width + out] = total;
 }
 
+/// The same for few rows, in one launch: sums over rows are final.
+template <class T, class B, bool kDrop>
+__global__ void __launch_bounds__(few_rows::kThreads)
+    gelu_bias_backward_few_kernel(const T* __restrict__ dy, const T* __restrict__ x,
+                                  const B* __restrict__ bias, T* __restrict__ dx,
+                                  B* __restrict__ dbias, int64_t num_rows, int64_t width,
+                                  GeluDropout dropout) {
+  await_previous_kernel();
+  constexpr int N = few_rows::kRun;
+  __shared__ few_rows::Shared shared;
+  const int64_t tile = static_cast<int64_t>(blockIdx.x) * few_rows::kTile;
+  const int64_t column = tile + threadIdx.x * N;
+  float sum[N] = {};
+  if (column < width) {
+    float b[N];
+    pack::load<N>(bias + column, b);
+#pragma unroll 2
+    for (int64_t row = threadIdx.y; row < num_rows; row += few_rows::kRowLanes) {
+      const int64_t at = row * width + column;
+      float x0[N], g0[N];
+      pack::load<N>(x + at, x0);
+      pack::load<N>(dy + at, g0);
+      if constexpr (kDrop) drop_gradient<T>(dropout, row, width, column, g0);
+      backward_run<N>(x0, g0, b, sum);
+      pack::store<N>(dx + at, x0);
+    }
+  }
+  const few_rows::Total total = few_rows::join(sum, shared);
+  if (total.column >= 0 && tile + total.column < width) {
+    dbias[tile + total.column] = static_cast<B>(total.sum);
+  }
+}
+
 template <class B>
 __global__ void __launch_bounds__(kThreads)
     gelu_bias_sum_kernel(const float* __restrict__ partial, B* __restrict__ dbias,
                          int64_t num_groups, int64_t width) {
+  await_previous_kernel();
   __shared__ float sums[kRowLanes][kLanes];
   const int64_t column = static_cast<int64_t>(blockIdx.x) * kLanes + threadIdx.x;
   float sum = 0.0f;
@@ -185,9 +223,9 @@ cudaError_t forward(const GeluBiasArgs& a, cudaStream_t stream) {
   const int64_t num_packs = a.num_rows * per_row;
   const auto kernel = a.dropout.keys != nullptr ? gelu_bias_forward_kernel<T, B, N, true>
                                                 : gelu_bias_forward_kernel<T, B, N, false>;
-  kernel<<<static_cast<unsigned>(pack::ceil_div(num_packs, kThreads * kForwardPacks)), kThreads, 0,
-           stream>>>(static_cast<const T*>(a.x), static_cast<const B*>(a.bias),
-                     static_cast<T*>(a.y), num_packs, static_cast<uint32_t>(per_row), a.dropout);
+  launch_kernel(kernel, static_cast<unsigned>(pack::ceil_div(num_packs, kThreads * kForwardPacks)),
+                kThreads, 0, stream, static_cast<const T*>(a.x), static_cast<const B*>(a.bias),
+                static_cast<T*>(a.y), num_packs, static_cast<uint32_t>(per_row), a.dropout);
   return cudaGetLastError();
 }
 
@@ -195,6 +233,17 @@ template <class T, class B>
 cudaError_t forward_any(const GeluBiasArgs& a, cudaStream_t stream) {
   const bool wide = a.width % pack::kWide == 0 && pack::aligned16(a.x, a.bias, a.y);
   return wide ? forward<T, B, pack::kWide>(a, stream) : forward<T, B, 1>(a, stream);
+}
+
+template <class T, class B>
+cudaError_t backward_few(const GeluBiasBackwardArgs& a, cudaStream_t stream) {
+  const auto kernel = a.dropout.keys != nullptr ? gelu_bias_backward_few_kernel<T, B, true>
+                                                : gelu_bias_backward_few_kernel<T, B, false>;
+  launch_kernel(kernel, static_cast<unsigned>(pack::ceil_div(a.width, few_rows::kTile)),
+                dim3(few_rows::kRuns, few_rows::kRowLanes), 0, stream, static_cast<const T*>(a.dy),
+                static_cast<const T*>(a.x), static_cast<const B*>(a.bias), static_cast<T*>(a.dx),
+                static_cast<B*>(a.dbias), a.num_rows, a.width, a.dropout);
+  return cudaGetLastError();
 }
 
 template <class T, class B, int N>
@@ -206,24 +255,24 @@ cudaError_t backward(const GeluBiasBackwardArgs& a, cudaStream_t stream) {
                     static_cast<unsigned>(groups));
     const auto kernel = a.dropout.keys != nullptr ? gelu_bias_backward_kernel<T, B, N, true>
                                                   : gelu_bias_backward_kernel<T, B, N, false>;
-    kernel<<<grid, block, 0, stream>>>(static_cast<const T*>(a.dy), static_cast<const T*>(a.x),
-                                       static_cast<const B*>(a.bias), static_cast<T*>(a.dx),
-                                       a.partial, a.num_rows, a.width,
-                                       pack::ceil_div(a.num_rows, groups), a.dropout);
+    launch_kernel(kernel, grid, block, 0, stream, static_cast<const T*>(a.dy),
+                  static_cast<const T*>(a.x), static_cast<const B*>(a.bias), static_cast<T*>(a.dx),
+                  a.partial, a.num_rows, a.width, pack::ceil_div(a.num_rows, groups), a.dropout);
     const cudaError_t status = cudaGetLastError();
     if (status != cudaSuccess) return status;
   }
   // Without rows this writes the zero gradient.
-  gelu_bias_sum_kernel<B>
-      <<<static_cast<unsigned>(pack::ceil_div(a.width, kLanes)), block, 0, stream>>>(
-          a.partial, static_cast<B*>(a.dbias), groups, a.width);
+  launch_kernel(gelu_bias_sum_kernel<B>, static_cast<unsigned>(pack::ceil_div(a.width, kLanes)),
+                block, 0, stream, a.partial, static_cast<B*>(a.dbias), groups, a.width);
   return cudaGetLastError();
 }
 
 template <class T, class B>
 cudaError_t backward_any(const GeluBiasBackwardArgs& a, cudaStream_t stream) {
   const bool wide = a.width % pack::kWide == 0 && pack::aligned16(a.dy, a.x, a.bias, a.dx);
-  return wide ? backward<T, B, pack::kWide>(a, stream) : backward<T, B, 1>(a, stream);
+  if (!wide) return backward<T, B, 1>(a, stream);
+  return a.num_rows <= few_rows::kMostRows ? backward_few<T, B>(a, stream)
+                                           : backward<T, B, pack::kWide>(a, stream);
 }
 
 bool too_large(int64_t num_rows, int64_t width, const GeluDropout& dropout) {

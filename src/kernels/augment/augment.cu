@@ -10,6 +10,7 @@
 #include <limits>
 
 #include "kernels/augment/augment.h"
+#include "kernels/common/launch.cuh"
 #include "kernels/common/reduce.cuh"
 
 namespace longship::kernels {
@@ -267,6 +268,7 @@ template <class T>
 __global__ void __launch_bounds__(kThreads)
     augment_mean_kernel(const T* __restrict__ pictures, const float* __restrict__ params,
                         float* __restrict__ partial, Sizes s, int blocks) {
+  await_previous_kernel();
   __shared__ float shared[32];
   const int64_t picture = blockIdx.x / blocks;
   const int block = static_cast<int>(blockIdx.x - picture * blocks);
@@ -290,6 +292,7 @@ template <class T, class Out>
 __global__ void __launch_bounds__(kThreads)
     augment_kernel(const T* __restrict__ pictures, const float* __restrict__ params,
                    const float* __restrict__ partial, Out* __restrict__ out, Sizes s, int blocks) {
+  await_previous_kernel();
   __shared__ float shared[32];
   const int64_t picture = blockIdx.x / blocks;
   const int block = static_cast<int>(blockIdx.x - picture * blocks);
@@ -339,13 +342,14 @@ cudaError_t launch(const AugmentArgs& a, cudaStream_t stream) {
   if (grid > std::numeric_limits<int32_t>::max()) return cudaErrorInvalidValue;
   const Sizes s{static_cast<int>(a.in_height), static_cast<int>(a.in_width),
                 static_cast<int>(a.out_height), static_cast<int>(a.out_width)};
-  augment_mean_kernel<T><<<static_cast<unsigned>(grid), kThreads, 0, stream>>>(
-      static_cast<const T*>(a.pictures), a.params, a.partial, s, static_cast<int>(blocks));
+  launch_kernel(augment_mean_kernel<T>, static_cast<unsigned>(grid), kThreads, 0, stream,
+                static_cast<const T*>(a.pictures), a.params, a.partial, s,
+                static_cast<int>(blocks));
   const cudaError_t status = cudaGetLastError();
   if (status != cudaSuccess) return status;
-  augment_kernel<T, Out><<<static_cast<unsigned>(grid), kThreads, 0, stream>>>(
-      static_cast<const T*>(a.pictures), a.params, a.partial, static_cast<Out*>(a.out), s,
-      static_cast<int>(blocks));
+  launch_kernel(augment_kernel<T, Out>, static_cast<unsigned>(grid), kThreads, 0, stream,
+                static_cast<const T*>(a.pictures), a.params, a.partial, static_cast<Out*>(a.out), s,
+                static_cast<int>(blocks));
   return cudaGetLastError();
 }
 

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "kernels/common/launch.cuh"
 #include "kernels/common/vec.cuh"
 
 namespace longship::kernels {
@@ -19,6 +20,7 @@ struct Sums {
 
 __global__ void __launch_bounds__(1024)
     column_sums_kernel(const __grid_constant__ Sums all, int64_t width) {
+  await_previous_kernel();
   __shared__ float shared[kMaxTileRows][kTileColumns + 1];
   const ColumnSum& s = all.sums[blockIdx.z];
   if (s.out.data == nullptr) return;
@@ -39,7 +41,7 @@ __global__ void __launch_bounds__(1024)
         sum += shared[i][threadIdx.x];
     }
     if (threadIdx.y == 0 && column < width) {
-      const int64_t i = group * width + column;
+      const int64_t i = group * (s.out.row_stride > 0 ? s.out.row_stride : width) + column;
       if (s.out.element == ElementType::kFloat32) {
         static_cast<float*>(s.out.data)[i] = sum;
       } else {
@@ -67,7 +69,7 @@ cudaError_t column_sums(const ColumnSum* sums, int count, int64_t width, cudaStr
   const dim3 grid(static_cast<unsigned>((width + block.x - 1) / block.x),
                   static_cast<unsigned>(std::min<int64_t>(max_groups, 65535)),
                   static_cast<unsigned>(count));
-  column_sums_kernel<<<grid, block, 0, stream>>>(all, width);
+  launch_kernel(column_sums_kernel, grid, block, 0, stream, all, width);
   return cudaGetLastError();
 }
 

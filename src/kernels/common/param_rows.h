@@ -15,12 +15,14 @@ struct ParamRows {
   ElementType element = ElementType::kFloat32;
 };
 
-/// [num_groups, width] contiguous, overwritten. num_groups is the number of groups of the operator,
-/// or 1: the sum over all rows. data may be null: not wanted.
+/// [num_groups, width], overwritten; row g starts at data + g * row_stride elements (0: rows follow
+/// each other), its elements are adjacent. num_groups is the number of groups of the operator, or
+/// 1: the sum over all rows. data may be null: not wanted.
 struct ParamGradient {
   void* data = nullptr;
   int64_t num_groups = 1;
   ElementType element = ElementType::kFloat32;
+  int64_t row_stride = 0;
 };
 
 }  // namespace longship::kernels

@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "kernels/activation/pack.cuh"
+#include "kernels/common/launch.cuh"
 #include "kernels/embedding/embedding_rows.h"
 
 namespace longship::kernels {
@@ -29,6 +30,7 @@ __global__ void __launch_bounds__(kThreads)
     embedding_rows_forward_kernel(const T* __restrict__ weight, const int64_t* __restrict__ ids,
                                   T* __restrict__ y, int64_t num_packs, uint32_t per_row,
                                   int64_t vocab, float scale) {
+  await_previous_kernel();
   const int64_t first = static_cast<int64_t>(blockIdx.x) * kThreads;
   const int64_t flat = first + threadIdx.x;
   if (flat >= num_packs) return;
@@ -60,6 +62,7 @@ __global__ void __launch_bounds__(kThreads)
     embedding_rows_index_kernel(const int64_t* __restrict__ ids, Index out,
                                 uint8_t* __restrict__ row_flags, int32_t num_ids, int64_t vocab,
                                 int64_t pad_id) {
+  await_previous_kernel();
   __shared__ int4 tile[kTile / 4];
   int32_t* tile_ids = reinterpret_cast<int32_t*>(tile);
   const int scanner = threadIdx.x % kScanners;
@@ -136,6 +139,7 @@ __global__ void __launch_bounds__(kThreads, 3)
     embedding_rows_sum_kernel(const T* __restrict__ dy, const int64_t* __restrict__ ids,
                               Index index, G* __restrict__ grad_rows, int32_t num_ids,
                               int64_t width, float scale) {
+  await_previous_kernel();
   __shared__ float sums[kWarps][N * kRunStride];
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
@@ -174,10 +178,10 @@ template <class T, int N>
 cudaError_t forward(const EmbeddingRowsArgs& a, cudaStream_t stream) {
   const int64_t per_row = a.width / N;
   const int64_t num_packs = a.num_ids * per_row;
-  embedding_rows_forward_kernel<T, N>
-      <<<static_cast<unsigned>(pack::ceil_div(num_packs, kThreads)), kThreads, 0, stream>>>(
-          static_cast<const T*>(a.weight), a.ids, static_cast<T*>(a.y), num_packs,
-          static_cast<uint32_t>(per_row), a.vocab, a.scale);
+  launch_kernel(embedding_rows_forward_kernel<T, N>,
+                static_cast<unsigned>(pack::ceil_div(num_packs, kThreads)), kThreads, 0, stream,
+                static_cast<const T*>(a.weight), a.ids, static_cast<T*>(a.y), num_packs,
+                static_cast<uint32_t>(per_row), a.vocab, a.scale);
   return cudaGetLastError();
 }
 
@@ -185,15 +189,16 @@ template <class T, class G, int N>
 cudaError_t backward(const EmbeddingRowsBackwardArgs& a, cudaStream_t stream) {
   const Index index{a.workspace, a.workspace + a.num_ids, a.workspace + 2 * a.num_ids};
   const auto num_ids = static_cast<int32_t>(a.num_ids);
-  embedding_rows_index_kernel<<<static_cast<unsigned>(pack::ceil_div(a.num_ids, kPlaces)), kThreads,
-                                0, stream>>>(a.ids, index, a.row_flags, num_ids, a.vocab, a.pad_id);
+  launch_kernel(embedding_rows_index_kernel,
+                static_cast<unsigned>(pack::ceil_div(a.num_ids, kPlaces)), kThreads, 0, stream,
+                a.ids, index, a.row_flags, num_ids, a.vocab, a.pad_id);
   const cudaError_t status = cudaGetLastError();
   if (status != cudaSuccess) return status;
   const dim3 grid(static_cast<unsigned>(pack::ceil_div(a.num_ids, kGroup)),
                   static_cast<unsigned>(pack::ceil_div(a.width, 32 * N)));
-  embedding_rows_sum_kernel<T, G, N>
-      <<<grid, kThreads, 0, stream>>>(static_cast<const T*>(a.dy), a.ids, index,
-                                      static_cast<G*>(a.grad_rows), num_ids, a.width, a.scale);
+  launch_kernel(embedding_rows_sum_kernel<T, G, N>, grid, kThreads, 0, stream,
+                static_cast<const T*>(a.dy), a.ids, index, static_cast<G*>(a.grad_rows), num_ids,
+                a.width, a.scale);
   return cudaGetLastError();
 }
 

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "kernels/activation/pack.cuh"
+#include "kernels/common/launch.cuh"
 #include "kernels/common/reduce.cuh"
 #include "kernels/flow/flow.h"
 
@@ -20,6 +21,7 @@ __global__ void __launch_bounds__(kThreads)
     flow_mix_kernel(const T* __restrict__ actions, const T* __restrict__ noise,
                     const float* __restrict__ time, T* __restrict__ x_t, int64_t num_elements,
                     uint32_t per_sample) {
+  await_previous_kernel();
   const int64_t first = static_cast<int64_t>(blockIdx.x) * kThreads;
   const int64_t flat = first + threadIdx.x;
   if (flat >= num_elements) return;
@@ -35,6 +37,7 @@ __global__ void __launch_bounds__(kThreads)
                              const T* __restrict__ noise, const bool* __restrict__ is_pad,
                              float* __restrict__ partial, int64_t num_elements, uint32_t width,
                              uint32_t dims, int64_t per_block) {
+  await_previous_kernel();
   __shared__ float shared[32];
   const int64_t begin = blockIdx.x * per_block;
   const int64_t end = min(begin + per_block, num_elements);
@@ -63,6 +66,7 @@ __global__ void __launch_bounds__(kThreads)
 __global__ void __launch_bounds__(kMaxPartials)
     flow_loss_total_kernel(const float* __restrict__ partial, int num_partials, int64_t width,
                            int64_t dims, float* loss, float* loss_all, float* count) {
+  await_previous_kernel();
   __shared__ float shared[32];
   float values[3] = {};
   if (threadIdx.x < num_partials) {
@@ -83,6 +87,7 @@ __global__ void __launch_bounds__(kThreads)
                               const bool* __restrict__ is_pad, const float* __restrict__ count,
                               V* __restrict__ dv, int64_t num_elements, uint32_t width,
                               uint32_t dims) {
+  await_previous_kernel();
   const int64_t first = static_cast<int64_t>(blockIdx.x) * kThreads;
   const int64_t flat = first + threadIdx.x;
   if (flat >= num_elements) return;
@@ -99,9 +104,9 @@ __global__ void __launch_bounds__(kThreads)
 template <class T>
 cudaError_t mix(const FlowMixArgs& a, cudaStream_t stream) {
   const int64_t n = a.num_samples * a.per_sample;
-  flow_mix_kernel<T><<<static_cast<unsigned>(pack::ceil_div(n, kThreads)), kThreads, 0, stream>>>(
-      static_cast<const T*>(a.actions), static_cast<const T*>(a.noise), a.time,
-      static_cast<T*>(a.x_t), n, static_cast<uint32_t>(a.per_sample));
+  launch_kernel(flow_mix_kernel<T>, static_cast<unsigned>(pack::ceil_div(n, kThreads)), kThreads, 0,
+                stream, static_cast<const T*>(a.actions), static_cast<const T*>(a.noise), a.time,
+                static_cast<T*>(a.x_t), n, static_cast<uint32_t>(a.per_sample));
   return cudaGetLastError();
 }
 
@@ -110,27 +115,28 @@ cudaError_t loss(const FlowLossArgs& a, cudaStream_t stream) {
   const int64_t n = a.num_steps * a.width;
   const int64_t partials = flow_loss_num_partials(a.num_steps, a.width);
   if (partials > 0) {
-    flow_loss_partial_kernel<V, T><<<static_cast<unsigned>(partials), kThreads, 0, stream>>>(
-        static_cast<const V*>(a.v), static_cast<const T*>(a.actions),
-        static_cast<const T*>(a.noise), a.is_pad, a.partial, n, static_cast<uint32_t>(a.width),
-        static_cast<uint32_t>(a.dims), pack::ceil_div(n, partials));
+    launch_kernel(flow_loss_partial_kernel<V, T>, static_cast<unsigned>(partials), kThreads, 0,
+                  stream, static_cast<const V*>(a.v), static_cast<const T*>(a.actions),
+                  static_cast<const T*>(a.noise), a.is_pad, a.partial, n,
+                  static_cast<uint32_t>(a.width), static_cast<uint32_t>(a.dims),
+                  pack::ceil_div(n, partials));
     const cudaError_t status = cudaGetLastError();
     if (status != cudaSuccess) return status;
   }
   // Without elements this writes zero losses.
-  flow_loss_total_kernel<<<1, kMaxPartials, 0, stream>>>(
-      a.partial, static_cast<int>(partials), a.width, a.dims, a.loss, a.loss_all, a.count);
+  launch_kernel(flow_loss_total_kernel, 1, kMaxPartials, 0, stream, a.partial,
+                static_cast<int>(partials), a.width, a.dims, a.loss, a.loss_all, a.count);
   return cudaGetLastError();
 }
 
 template <class V, class T>
 cudaError_t loss_backward(const FlowLossBackwardArgs& a, cudaStream_t stream) {
   const int64_t n = a.num_steps * a.width;
-  flow_loss_backward_kernel<V, T>
-      <<<static_cast<unsigned>(pack::ceil_div(n, kThreads)), kThreads, 0, stream>>>(
-          a.dloss, static_cast<const V*>(a.v), static_cast<const T*>(a.actions),
-          static_cast<const T*>(a.noise), a.is_pad, a.count, static_cast<V*>(a.dv), n,
-          static_cast<uint32_t>(a.width), static_cast<uint32_t>(a.dims));
+  launch_kernel(flow_loss_backward_kernel<V, T>, static_cast<unsigned>(pack::ceil_div(n, kThreads)),
+                kThreads, 0, stream, a.dloss, static_cast<const V*>(a.v),
+                static_cast<const T*>(a.actions), static_cast<const T*>(a.noise), a.is_pad, a.count,
+                static_cast<V*>(a.dv), n, static_cast<uint32_t>(a.width),
+                static_cast<uint32_t>(a.dims));
   return cudaGetLastError();
 }
 

@@ -2,6 +2,7 @@
 // maxima of at most 264 blocks, which the converting kernel joins itself (find_scale), so that
 // scaling a matrix by its own amax costs two launches, no clearing and no atomics.
 // Bound by memory: 64 bytes in flight a thread, 1,024 threads a multiprocessor.
+#include "kernels/common/launch.cuh"
 #include "kernels/fp8/fp8_geglu.cuh"
 #include "kernels/fp8/fp8_tile.cuh"
 
@@ -40,6 +41,7 @@ __global__ __launch_bounds__(kAmaxThreads) void amax_kernel(const typename Max::
                                                             int64_t num_elements,
                                                             int64_t num_vectors, const float* state,
                                                             float* partials) {
+  await_previous_kernel();
   __shared__ unsigned shared[kAmaxThreads / 32];
   constexpr int kUnroll = 4;
   constexpr int kVector = 16 / sizeof(typename Max::Element);
@@ -63,6 +65,7 @@ __global__ __launch_bounds__(kAmaxThreads) void amax_kernel(const typename Max::
 }
 
 __global__ void join_kernel(const float* partials, int num_partials, float* amax) {
+  await_previous_kernel();
   __shared__ unsigned shared[kAmaxThreads / 32];
   unsigned bits = 0;
   for (int i = threadIdx.x; i < num_partials; i += kAmaxThreads) {
@@ -96,6 +99,7 @@ __global__ __launch_bounds__(kAmaxThreads,
                              2) void geglu_amax_kernel(const uint4* dy, const uint4* gate_up,
                                                        unsigned num_vectors, unsigned per_row,
                                                        const float* state, float* partials) {
+  await_previous_kernel();
   __shared__ unsigned shared[kAmaxThreads / 32];
   if (has_scale(state)) return;
   float amax = 0.0f;
@@ -127,12 +131,13 @@ cudaError_t find_amax(const void* x, int64_t num_elements, ElementType element,
   const int blocks = num_blocks(aligned ? num_vectors : num_elements);
   *num_partials = blocks;
   if (element == ElementType::kBFloat16) {
-    amax_kernel<Bf16Max><<<blocks, kAmaxThreads, 0, stream>>>(static_cast<const __nv_bfloat16*>(x),
-                                                              num_elements, num_vectors,
-                                                              scale.state, scale.partials);
+    launch_kernel(amax_kernel<Bf16Max>, blocks, kAmaxThreads, 0, stream,
+                  static_cast<const __nv_bfloat16*>(x), num_elements, num_vectors, scale.state,
+                  scale.partials);
   } else {
-    amax_kernel<Fp32Max><<<blocks, kAmaxThreads, 0, stream>>>(
-        static_cast<const float*>(x), num_elements, num_vectors, scale.state, scale.partials);
+    launch_kernel(amax_kernel<Fp32Max>, blocks, kAmaxThreads, 0, stream,
+                  static_cast<const float*>(x), num_elements, num_vectors, scale.state,
+                  scale.partials);
   }
   return cudaGetLastError();
 }
@@ -146,9 +151,9 @@ cudaError_t find_geglu_amax(const Fp8GegluArgs& args, int* num_partials, cudaStr
   const uint4* dy = static_cast<const uint4*>(args.dy);
   const uint4* gate_up = static_cast<const uint4*>(args.gate_up);
   const auto kernel = dy != nullptr ? geglu_amax_kernel<true> : geglu_amax_kernel<false>;
-  kernel<<<blocks, kAmaxThreads, 0, stream>>>(dy, gate_up, static_cast<unsigned>(num_vectors),
-                                              static_cast<unsigned>(per_row), args.scale.state,
-                                              args.scale.partials);
+  launch_kernel(kernel, blocks, kAmaxThreads, 0, stream, dy, gate_up,
+                static_cast<unsigned>(num_vectors), static_cast<unsigned>(per_row),
+                args.scale.state, args.scale.partials);
   return cudaGetLastError();
 }
 
@@ -161,7 +166,8 @@ cudaError_t fp8_amax(const Fp8AmaxArgs& args, cudaStream_t stream) {
   const cudaError_t status =
       fp8::find_amax(args.x, args.num_elements, args.element, scale, &num_partials, stream);
   if (status != cudaSuccess) return status;
-  fp8::join_kernel<<<1, fp8::kAmaxThreads, 0, stream>>>(args.partials, num_partials, args.amax);
+  launch_kernel(fp8::join_kernel, 1, fp8::kAmaxThreads, 0, stream, args.partials, num_partials,
+                args.amax);
   return cudaGetLastError();
 }
 

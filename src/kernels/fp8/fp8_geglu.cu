@@ -2,6 +2,7 @@
 // threads. Forward: 16 KiB of shared memory, 4 bytes read and 1 or 2 written an element. Backward:
 // 32 KiB, 6 bytes read and 2 or 4 written. Bound by memory; about 25 and 45 instructions an element
 // leave the arithmetic below the time of the transfers.
+#include "kernels/common/launch.cuh"
 #include "kernels/fp8/fp8_convert.cuh"
 #include "kernels/fp8/fp8_geglu.cuh"
 
@@ -13,6 +14,7 @@ template <class Format>
 __global__ __launch_bounds__(kThreads,
                              3) void geglu_kernel(const __grid_constant__ Fp8GegluArgs args,
                                                   int num_partials) {
+  await_previous_kernel();
   __shared__ uint4 stage_memory[kStageWords / 4];
   __shared__ unsigned warp_bits[2][kWarps];
   uint32_t* stage = reinterpret_cast<uint32_t*>(stage_memory);
@@ -88,6 +90,7 @@ __device__ inline float gradient_words(const uint4 (&dy)[4], const uint4 (&gate)
 template <class Format>
 __global__ __launch_bounds__(kThreads, 2) void geglu_backward_kernel(
     const __grid_constant__ Fp8GegluArgs args, int num_partials) {
+  await_previous_kernel();
   __shared__ uint4 stage_memory[2][kStageWords / 4];
   __shared__ unsigned warp_bits[2][kWarps];
   uint32_t* gate_stage = reinterpret_cast<uint32_t*>(stage_memory[0]);
@@ -143,7 +146,7 @@ cudaError_t launch(const Fp8GegluArgs& args, Kernel kernel, cudaStream_t stream)
   const cudaError_t status = find_geglu_amax(args, &num_partials, stream);
   if (status != cudaSuccess) return status;
   const unsigned blocks = static_cast<unsigned>(num_tiles(args.rows)) * num_tiles(args.hidden);
-  kernel<<<blocks, kThreads, 0, stream>>>(args, num_partials);
+  launch_kernel(kernel, blocks, kThreads, 0, stream, args, num_partials);
   return cudaGetLastError();
 }
 

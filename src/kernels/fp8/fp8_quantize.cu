@@ -2,6 +2,7 @@
 // Tile 128 x 128, 256 threads, 16 KiB of shared memory (24 KiB with column sums), 4 blocks a
 // multiprocessor. Bound by memory: 2 bytes read and 1 or 2 written an element; a block has its
 // whole tile of 32 KiB in flight.
+#include "kernels/common/launch.cuh"
 #include "kernels/fp8/fp8_convert.cuh"
 
 namespace longship::kernels {
@@ -12,6 +13,7 @@ template <class Format, bool kSums>
 __global__ __launch_bounds__(kThreads,
                              4) void quantize_kernel(const __grid_constant__ Fp8QuantizeArgs args,
                                                      int num_partials) {
+  await_previous_kernel();
   __shared__ uint4 stage[kStageWords / 4];
   __shared__ unsigned warp_bits[2][kWarps];
   __shared__ float4 sums[kSums ? kSumRows * kFp8Tile / 4 : 1];
@@ -38,6 +40,7 @@ constexpr int kSumLanes = 8;
 /// Sums of the tiles' sums: 32 columns a block, 8 threads a column.
 template <class T>
 __global__ void join_sums_kernel(const float* partials, T* out, int num_rows, int64_t cols) {
+  await_previous_kernel();
   __shared__ float shared[kSumLanes][kSumColumns];
   const int64_t column = static_cast<int64_t>(blockIdx.x) * kSumColumns + threadIdx.x;
   float sum = 0.0f;
@@ -58,11 +61,11 @@ cudaError_t join_sums(const Fp8QuantizeArgs& args, cudaStream_t stream) {
   const dim3 threads(kSumColumns, kSumLanes);
   const int rows = num_tiles(args.rows);
   if (args.sums_element == ElementType::kFloat32) {
-    join_sums_kernel<<<blocks, threads, 0, stream>>>(
-        args.sum_partials, static_cast<float*>(args.column_sums), rows, args.cols);
+    launch_kernel(join_sums_kernel<float>, blocks, threads, 0, stream, args.sum_partials,
+                  static_cast<float*>(args.column_sums), rows, args.cols);
   } else {
-    join_sums_kernel<<<blocks, threads, 0, stream>>>(
-        args.sum_partials, static_cast<__nv_bfloat16*>(args.column_sums), rows, args.cols);
+    launch_kernel(join_sums_kernel<__nv_bfloat16>, blocks, threads, 0, stream, args.sum_partials,
+                  static_cast<__nv_bfloat16*>(args.column_sums), rows, args.cols);
   }
   return cudaGetLastError();
 }
@@ -83,7 +86,7 @@ cudaError_t fp8_quantize(const Fp8QuantizeArgs& args, cudaStream_t stream) {
           : (sums ? fp8::quantize_kernel<fp8::E5M2, true> : fp8::quantize_kernel<fp8::E5M2, false>);
   const unsigned blocks =
       static_cast<unsigned>(fp8::num_tiles(args.rows)) * fp8::num_tiles(args.cols);
-  kernel<<<blocks, fp8::kThreads, 0, stream>>>(args, num_partials);
+  launch_kernel(kernel, blocks, fp8::kThreads, 0, stream, args, num_partials);
   status = cudaGetLastError();
   if (status != cudaSuccess || !sums) return status;
   return fp8::join_sums(args, stream);

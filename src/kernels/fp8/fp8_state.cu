@@ -1,5 +1,6 @@
 // Step of all delayed-scaling states at once: one warp a state. A few hundred states of 72 bytes:
 // the time of a launch.
+#include "kernels/common/launch.cuh"
 #include "kernels/fp8/fp8_tile.cuh"
 
 namespace longship::kernels {
@@ -9,6 +10,7 @@ namespace {
 constexpr int kStatesPerBlock = 4;
 
 __global__ void update_kernel(float* states, int64_t num_states, int history) {
+  await_previous_kernel();
   const int64_t index = static_cast<int64_t>(blockIdx.x) * kStatesPerBlock + (threadIdx.x >> 5);
   if (index >= num_states) return;
   const int lane = threadIdx.x & 31;
@@ -39,8 +41,8 @@ cudaError_t fp8_update_states(float* states, int64_t num_states, int64_t history
   if (num_states == 0) return cudaSuccess;
   const unsigned blocks =
       static_cast<unsigned>((num_states + fp8::kStatesPerBlock - 1) / fp8::kStatesPerBlock);
-  fp8::update_kernel<<<blocks, fp8::kStatesPerBlock * 32, 0, stream>>>(states, num_states,
-                                                                       static_cast<int>(history));
+  launch_kernel(fp8::update_kernel, blocks, fp8::kStatesPerBlock * 32, 0, stream, states,
+                num_states, static_cast<int>(history));
   return cudaGetLastError();
 }
 

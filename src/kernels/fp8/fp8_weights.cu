@@ -1,6 +1,7 @@
 // All weights of a model to FP8, each scaled by its own amax: their descriptions travel as kernel
 // arguments, 64 at a time, so that hundreds of small matrices cost a few launches. Tiles as in
 // fp8_quantize.cu. Bound by memory: 4 bytes read and 2 written an element.
+#include "kernels/common/launch.cuh"
 #include "kernels/fp8/fp8_convert.cuh"
 
 namespace longship::kernels {
@@ -42,10 +43,12 @@ __device__ int owner_of(const Batch& batch, unsigned tile) {
 }
 
 __global__ void clear_kernel(const __grid_constant__ Batch batch) {
+  await_previous_kernel();
   if (static_cast<int>(threadIdx.x) < batch.count) batch.entries[threadIdx.x].scale[1] = 0.0f;
 }
 
 __global__ __launch_bounds__(kThreads, 4) void amax_kernel(const __grid_constant__ Batch batch) {
+  await_previous_kernel();
   __shared__ unsigned warp_bits[kWarps];
   const Entry& entry = batch.entries[owner_of(batch, blockIdx.x)];
   const Tile tile = tile_of(blockIdx.x - entry.first_tile, entry.rows, entry.cols);
@@ -56,6 +59,7 @@ __global__ __launch_bounds__(kThreads, 4) void amax_kernel(const __grid_constant
 }
 
 __global__ __launch_bounds__(kThreads, 4) void convert_kernel(const __grid_constant__ Batch batch) {
+  await_previous_kernel();
   __shared__ uint4 stage[kStageWords / 4];
   __shared__ unsigned warp_bits[kWarps];
   const Entry& entry = batch.entries[owner_of(batch, blockIdx.x)];
@@ -90,9 +94,9 @@ cudaError_t fp8_quantize_weights(const Fp8WeightArgs* weights, int64_t num_weigh
       num_tiles += static_cast<unsigned>(fp8::num_tiles(weight.rows)) * fp8::num_tiles(weight.cols);
     }
     if (batch.count == 0) continue;
-    fp8::clear_kernel<<<1, fp8::kBatch, 0, stream>>>(batch);
-    fp8::amax_kernel<<<num_tiles, fp8::kThreads, 0, stream>>>(batch);
-    fp8::convert_kernel<<<num_tiles, fp8::kThreads, 0, stream>>>(batch);
+    launch_kernel(fp8::clear_kernel, 1, fp8::kBatch, 0, stream, batch);
+    launch_kernel(fp8::amax_kernel, num_tiles, fp8::kThreads, 0, stream, batch);
+    launch_kernel(fp8::convert_kernel, num_tiles, fp8::kThreads, 0, stream, batch);
     const cudaError_t status = cudaGetLastError();
     if (status != cudaSuccess) return status;
   }

@@ -1,10 +1,13 @@
 // Teams of width / 8 threads go through rows; the backward kernel sums the columns of its gradient
 // in registers, one fp32 row of partial sums a block, added up by column_sums. Bound by memory: for
 // a stream in fp32 and products in bf16 10 bytes an element forward (h, branch, out), 6 backward
-// (dout, dbranch). Shared memory of the backward kernel 16 KiB.
+// (dout, dbranch). Shared memory of the backward kernel 16 KiB. Few rows with a bias take blocks of
+// columns instead (few_rows.cuh), one launch.
 #include <cuda_bf16.h>
 
 #include "kernels/common/column_sums.h"
+#include "kernels/common/few_rows.cuh"
+#include "kernels/common/launch.cuh"
 #include "kernels/layer_norm/stream_branch.cuh"
 
 namespace longship::kernels {
@@ -18,6 +21,7 @@ constexpr int kN = kColumnsPerThread;
 template <class T, class G>
 __global__ void __launch_bounds__(kMaxRowThreads, 2)
     add_dropped_forward_kernel(const __grid_constant__ AddDroppedArgs a, const RowPlan plan) {
+  await_previous_kernel();
   if (!owns_columns(plan)) return;
   const TeamRows rows = team_rows(plan);
   const int64_t key = branch_key(a.branch, rows.group);
@@ -38,6 +42,7 @@ __global__ void __launch_bounds__(kMaxRowThreads, 2)
 template <class T, class G>
 __global__ void __launch_bounds__(kAnyThreads)
     add_dropped_forward_any_kernel(const __grid_constant__ AddDroppedArgs a, const RowPlan plan) {
+  await_previous_kernel();
   const TeamRows rows = team_rows(plan);
   const int64_t key = branch_key(a.branch, rows.group);
   int64_t row = rows.first;
@@ -57,6 +62,7 @@ template <class T, class G>
 __global__ void __launch_bounds__(kMaxRowThreads, 2)
     add_dropped_backward_kernel(const __grid_constant__ AddDroppedBackwardArgs a,
                                 const RowPlan plan, float* partial) {
+  await_previous_kernel();
   __shared__ TeamColumns columns;
   const TeamRows rows = team_rows(plan);
   const bool active = owns_columns(plan);
@@ -76,11 +82,44 @@ __global__ void __launch_bounds__(kMaxRowThreads, 2)
   if (partial != nullptr) store_partial(sum, columns, partial, a.width, active);
 }
 
+/// Few rows in one launch: the sums over rows are final.
+template <class T, class G, class B>
+__global__ void __launch_bounds__(few_rows::kThreads)
+    add_dropped_backward_few_kernel(const __grid_constant__ AddDroppedBackwardArgs a,
+                                    uint32_t rows_per_group) {
+  await_previous_kernel();
+  __shared__ few_rows::Shared shared;
+  const int64_t tile = static_cast<int64_t>(blockIdx.x) * few_rows::kTile;
+  const int64_t column = tile + threadIdx.x * kN;
+  const uint32_t per_row = static_cast<uint32_t>(a.width / kN);
+  const uint32_t vector = static_cast<uint32_t>(column / kN);
+  float sum[kN] = {};
+  if (column < a.width) {
+#pragma unroll 2
+    for (uint32_t row = threadIdx.y; row < a.num_rows; row += few_rows::kRowLanes) {
+      const uint32_t group = row / rows_per_group;
+      const uint32_t at = row * per_row + vector;
+      float g[kN];
+      unpack(load_at<T>(a.dout, at), g);
+      branch_gradient<G>(a.branch, branch_key(a.branch, group),
+                         at - group * rows_per_group * per_row, g);
+#pragma unroll
+      for (int i = 0; i < kN; ++i) sum[i] += g[i];
+      store_at<G>(a.dbranch, at, g);
+    }
+  }
+  const few_rows::Total total = few_rows::join(sum, shared);
+  if (total.column >= 0 && tile + total.column < a.width) {
+    static_cast<B*>(a.dbias.data)[tile + total.column] = from_float<B>(total.sum);
+  }
+}
+
 /// Threads add to the columns of the block's partial sums that they own.
 template <class T, class G>
 __global__ void __launch_bounds__(kAnyThreads)
     add_dropped_backward_any_kernel(const __grid_constant__ AddDroppedBackwardArgs a,
                                     const RowPlan plan, float* partial) {
+  await_previous_kernel();
   const TeamRows rows = team_rows(plan);
   const int64_t key = branch_key(a.branch, rows.group);
   int64_t row = rows.first;
@@ -134,10 +173,25 @@ void forward(const AddDroppedArgs& a, cudaStream_t stream) {
   const Plan plan = make_plan(a);
   const dim3 grid = grid_of(plan.rows), block = block_of(plan.rows);
   if (plan.vectors) {
-    add_dropped_forward_kernel<T, G><<<grid, block, 0, stream>>>(a, plan.rows);
+    launch_kernel(add_dropped_forward_kernel<T, G>, grid, block, 0, stream, a, plan.rows);
   } else {
-    add_dropped_forward_any_kernel<T, G><<<grid, block, 0, stream>>>(a, plan.rows);
+    launch_kernel(add_dropped_forward_any_kernel<T, G>, grid, block, 0, stream, a, plan.rows);
   }
+}
+
+bool are_few(const AddDroppedBackwardArgs& a, const Plan& plan) {
+  return plan.vectors && a.num_rows > 0 && a.num_rows <= few_rows::kMostRows &&
+         a.dbias.data != nullptr && a.dbias.num_groups == 1;
+}
+
+template <class T, class G>
+void backward_few(const AddDroppedBackwardArgs& a, cudaStream_t stream) {
+  const auto kernel = a.dbias.element == ElementType::kFloat32
+                          ? add_dropped_backward_few_kernel<T, G, float>
+                          : add_dropped_backward_few_kernel<T, G, __nv_bfloat16>;
+  const int64_t tiles = (a.width + few_rows::kTile - 1) / few_rows::kTile;
+  launch_kernel(kernel, static_cast<unsigned>(tiles), dim3(few_rows::kRuns, few_rows::kRowLanes), 0,
+                stream, a, static_cast<uint32_t>(a.num_rows / a.num_groups));
 }
 
 template <class T, class G>
@@ -145,9 +199,10 @@ void backward(const AddDroppedBackwardArgs& a, const Plan& plan, float* partial,
               cudaStream_t stream) {
   const dim3 grid = grid_of(plan.rows), block = block_of(plan.rows);
   if (plan.vectors) {
-    add_dropped_backward_kernel<T, G><<<grid, block, 0, stream>>>(a, plan.rows, partial);
+    launch_kernel(add_dropped_backward_kernel<T, G>, grid, block, 0, stream, a, plan.rows, partial);
   } else {
-    add_dropped_backward_any_kernel<T, G><<<grid, block, 0, stream>>>(a, plan.rows, partial);
+    launch_kernel(add_dropped_backward_any_kernel<T, G>, grid, block, 0, stream, a, plan.rows,
+                  partial);
   }
 }
 
@@ -161,13 +216,19 @@ cudaError_t add_dropped_forward(const AddDroppedArgs& args, cudaStream_t stream)
 }
 
 int64_t add_dropped_backward_workspace_bytes(const AddDroppedBackwardArgs& args) {
-  if (args.dbias.data == nullptr) return 0;
-  return make_plan(args).rows.num_blocks * args.width * static_cast<int64_t>(sizeof(float));
+  const Plan plan = make_plan(args);
+  if (args.dbias.data == nullptr || are_few(args, plan)) return 0;
+  return plan.rows.num_blocks * args.width * static_cast<int64_t>(sizeof(float));
 }
 
 cudaError_t add_dropped_backward(const AddDroppedBackwardArgs& args, cudaStream_t stream) {
   if (args.width == 0) return cudaSuccess;
   const Plan plan = make_plan(args);
+  if (are_few(args, plan)) {
+    dispatch_stream(args.stream, args.product,
+                    [&](auto t, auto g) { backward_few<decltype(t), decltype(g)>(args, stream); });
+    return cudaGetLastError();
+  }
   float* partial = args.dbias.data != nullptr ? args.workspace : nullptr;
   if (plan.rows.num_blocks > 0) {
     dispatch_stream(args.stream, args.product, [&](auto t, auto g) {

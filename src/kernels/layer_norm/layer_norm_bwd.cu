@@ -5,6 +5,7 @@
 #include <cuda_bf16.h>
 
 #include "kernels/common/column_sums.h"
+#include "kernels/common/launch.cuh"
 #include "kernels/common/param_rows.cuh"
 #include "kernels/common/reduce.cuh"
 #include "kernels/common/row_team.cuh"
@@ -53,6 +54,7 @@ template <class T>
 __global__ void __launch_bounds__(kMaxRowThreads)
     layer_norm_backward_kernel(const LayerNormBackwardArgs a, const RowPlan plan,
                                const Partials partials) {
+  await_previous_kernel();
   __shared__ TeamSlots<2> slots[kMaxTeams];
   __shared__ TeamColumns columns;
   clear_slots(slots);
@@ -105,6 +107,7 @@ template <class T>
 __global__ void __launch_bounds__(kAnyThreads)
     layer_norm_backward_any_kernel(const LayerNormBackwardArgs a, const RowPlan plan,
                                    const Partials partials) {
+  await_previous_kernel();
   __shared__ float shared[32];
   const TeamRows rows = team_rows(plan);
   const int64_t partial_row = static_cast<int64_t>(blockIdx.x) * a.width;
@@ -161,9 +164,10 @@ void launch(const LayerNormBackwardArgs& a, const Plan& plan, const Partials& pa
   const dim3 block(static_cast<unsigned>(plan.rows.threads),
                    static_cast<unsigned>(plan.rows.teams));
   if (!plan.vectors) {
-    layer_norm_backward_any_kernel<T><<<grid, block, 0, stream>>>(a, plan.rows, partials);
+    launch_kernel(layer_norm_backward_any_kernel<T>, grid, block, 0, stream, a, plan.rows,
+                  partials);
   } else {
-    layer_norm_backward_kernel<T><<<grid, block, 0, stream>>>(a, plan.rows, partials);
+    launch_kernel(layer_norm_backward_kernel<T>, grid, block, 0, stream, a, plan.rows, partials);
   }
 }
 

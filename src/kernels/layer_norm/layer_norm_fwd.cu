@@ -4,6 +4,7 @@
 // 1 KiB.
 #include <cuda_bf16.h>
 
+#include "kernels/common/launch.cuh"
 #include "kernels/common/param_rows.cuh"
 #include "kernels/common/reduce.cuh"
 #include "kernels/common/row_team.cuh"
@@ -35,6 +36,7 @@ __device__ inline Inputs<T> load_inputs(const LayerNormArgs& a, uint32_t at, boo
 template <class T, bool kAdd>
 __global__ void __launch_bounds__(kMaxRowThreads, 2)
     layer_norm_forward_kernel(const LayerNormArgs a, const RowPlan plan) {
+  await_previous_kernel();
   __shared__ TeamSlots<1> mean_slots[kMaxTeams];
   __shared__ TeamSlots<1> variance_slots[kMaxTeams];
   clear_slots(mean_slots);
@@ -97,6 +99,7 @@ __global__ void __launch_bounds__(kMaxRowThreads, 2)
 template <class T, bool kAdd>
 __global__ void __launch_bounds__(kBlockThreads)
     layer_norm_forward_any_kernel(const LayerNormArgs a, const RowPlan plan) {
+  await_previous_kernel();
   __shared__ float shared[32];
   const TeamRows rows = team_rows(plan);
   int64_t row = rows.first;
@@ -143,9 +146,9 @@ void launch(const LayerNormArgs& a, cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>(plan.num_blocks));
   const dim3 block(static_cast<unsigned>(plan.threads), static_cast<unsigned>(plan.teams));
   if (vectors) {
-    layer_norm_forward_kernel<T, kAdd><<<grid, block, 0, stream>>>(a, plan);
+    launch_kernel(layer_norm_forward_kernel<T, kAdd>, grid, block, 0, stream, a, plan);
   } else {
-    layer_norm_forward_any_kernel<T, kAdd><<<grid, block, 0, stream>>>(a, plan);
+    launch_kernel(layer_norm_forward_any_kernel<T, kAdd>, grid, block, 0, stream, a, plan);
   }
 }
 

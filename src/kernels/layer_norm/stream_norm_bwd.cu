@@ -5,6 +5,7 @@
 #include <cuda_bf16.h>
 
 #include "kernels/common/column_sums.h"
+#include "kernels/common/launch.cuh"
 #include "kernels/common/reduce.cuh"
 #include "kernels/layer_norm/stream_branch.cuh"
 
@@ -28,6 +29,7 @@ template <class T, class G, bool kAdd>
 __global__ void __launch_bounds__(kMaxRowThreads)
     stream_layer_norm_backward_kernel(const __grid_constant__ StreamNormBackwardArgs a,
                                       const RowPlan plan, const Partials partials) {
+  await_previous_kernel();
   __shared__ TeamSlots<2> slots[kMaxTeams];
   __shared__ TeamColumns columns;
   clear_slots(slots);
@@ -96,6 +98,7 @@ template <class T, class G>
 __global__ void __launch_bounds__(kAnyThreads)
     stream_layer_norm_backward_any_kernel(const __grid_constant__ StreamNormBackwardArgs a,
                                           const RowPlan plan, const Partials partials) {
+  await_previous_kernel();
   __shared__ float shared[32];
   const TeamRows rows = team_rows(plan);
   const int64_t partial_row = static_cast<int64_t>(blockIdx.x) * a.width;
@@ -163,13 +166,14 @@ void launch(const StreamNormBackwardArgs& a, const Plan& plan, const Partials& p
   const dim3 block(static_cast<unsigned>(plan.rows.threads),
                    static_cast<unsigned>(plan.rows.teams));
   if (!plan.vectors) {
-    stream_layer_norm_backward_any_kernel<T, G><<<grid, block, 0, stream>>>(a, plan.rows, partials);
+    launch_kernel(stream_layer_norm_backward_any_kernel<T, G>, grid, block, 0, stream, a, plan.rows,
+                  partials);
   } else if (a.dbranch != nullptr) {
-    stream_layer_norm_backward_kernel<T, G, true>
-        <<<grid, block, 0, stream>>>(a, plan.rows, partials);
+    launch_kernel(stream_layer_norm_backward_kernel<T, G, true>, grid, block, 0, stream, a,
+                  plan.rows, partials);
   } else {
-    stream_layer_norm_backward_kernel<T, G, false>
-        <<<grid, block, 0, stream>>>(a, plan.rows, partials);
+    launch_kernel(stream_layer_norm_backward_kernel<T, G, false>, grid, block, 0, stream, a,
+                  plan.rows, partials);
   }
 }
 

@@ -5,6 +5,7 @@
 // elements, 160 wide multiplications, which take a fifth of that time. Shared memory 1 KiB.
 #include <cuda_bf16.h>
 
+#include "kernels/common/launch.cuh"
 #include "kernels/common/reduce.cuh"
 #include "kernels/layer_norm/stream_branch.cuh"
 
@@ -18,6 +19,7 @@ constexpr int kN = kColumnsPerThread;
 template <class T, class G, bool kAdd>
 __global__ void __launch_bounds__(kMaxRowThreads, 2)
     stream_layer_norm_forward_kernel(const __grid_constant__ StreamNormArgs a, const RowPlan plan) {
+  await_previous_kernel();
   __shared__ TeamSlots<1> mean_slots[kMaxTeams];
   __shared__ TeamSlots<1> variance_slots[kMaxTeams];
   clear_slots(mean_slots);
@@ -82,6 +84,7 @@ template <class T, class G>
 __global__ void __launch_bounds__(kBlockThreads)
     stream_layer_norm_forward_any_kernel(const __grid_constant__ StreamNormArgs a,
                                          const RowPlan plan) {
+  await_previous_kernel();
   __shared__ float shared[32];
   const TeamRows rows = team_rows(plan);
   const bool add = a.branch.values != nullptr;
@@ -135,11 +138,11 @@ void launch(const StreamNormArgs& a, cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>(plan.num_blocks));
   const dim3 block(static_cast<unsigned>(plan.threads), static_cast<unsigned>(plan.teams));
   if (!vectors) {
-    stream_layer_norm_forward_any_kernel<T, G><<<grid, block, 0, stream>>>(a, plan);
+    launch_kernel(stream_layer_norm_forward_any_kernel<T, G>, grid, block, 0, stream, a, plan);
   } else if (a.branch.values != nullptr) {
-    stream_layer_norm_forward_kernel<T, G, true><<<grid, block, 0, stream>>>(a, plan);
+    launch_kernel(stream_layer_norm_forward_kernel<T, G, true>, grid, block, 0, stream, a, plan);
   } else {
-    stream_layer_norm_forward_kernel<T, G, false><<<grid, block, 0, stream>>>(a, plan);
+    launch_kernel(stream_layer_norm_forward_kernel<T, G, false>, grid, block, 0, stream, a, plan);
   }
 }
 

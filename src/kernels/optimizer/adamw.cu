@@ -6,6 +6,7 @@
 // bytes, coalesced. Streaming accesses: nothing is used twice within reach of the L2.
 #include <cuda_bf16.h>
 
+#include "kernels/common/launch.cuh"
 #include "kernels/optimizer/adamw.h"
 
 namespace longship::kernels {
@@ -219,6 +220,7 @@ __device__ inline double chunk_square_sum(const AdamWNormArgs& args, const AdamW
 }
 
 __global__ void __launch_bounds__(kThreads, kNormBlocksPerSm) norm_kernel(AdamWNormArgs args) {
+  await_previous_kernel();
   __shared__ double shared[32];
   double sum = 0.0;
   int64_t index = blockIdx.x;
@@ -237,6 +239,7 @@ __global__ void __launch_bounds__(kThreads, kNormBlocksPerSm) norm_kernel(AdamWN
 }
 
 __global__ void __launch_bounds__(kFinishThreads) finish_kernel(AdamWFinishArgs args) {
+  await_previous_kernel();
   __shared__ double shared[32];
   if (args.with_norm) {
     double sum = 0.0;
@@ -463,6 +466,7 @@ __device__ inline void zero_chunk_rows(const AdamWTensor& tensor, const AdamWGra
 
 __global__ void zero_rows_kernel(const AdamWTensor* tensors, const AdamWGrad* grads,
                                  const AdamWChunk* chunks) {
+  await_previous_kernel();
   const AdamWChunk chunk = chunks[blockIdx.x];
   zero_chunk_rows(tensors[chunk.tensor], grads[chunk.tensor], chunk);
 }
@@ -485,6 +489,7 @@ __device__ inline Factors factors_of(const AdamWUpdateArgs& args, int row, int g
 
 __global__ void __launch_bounds__(kThreads, kUpdateBlocksPerSm)
     update_kernel(AdamWUpdateArgs args) {
+  await_previous_kernel();
   __shared__ uint8_t flags[kAdamWMaxRows];
   const int32_t scalar_row = *args.decision;
   const AdamWChunk chunk = args.chunks[blockIdx.x];
@@ -530,26 +535,26 @@ int32_t adamw_norm_blocks(int64_t num_chunks, int32_t num_multiprocessors) {
 
 cudaError_t adamw_norm(const AdamWNormArgs& args, cudaStream_t stream) {
   if (args.num_blocks == 0) return cudaSuccess;
-  norm_kernel<<<static_cast<unsigned>(args.num_blocks), kThreads, 0, stream>>>(args);
+  launch_kernel(norm_kernel, static_cast<unsigned>(args.num_blocks), kThreads, 0, stream, args);
   return cudaGetLastError();
 }
 
 cudaError_t adamw_finish(const AdamWFinishArgs& args, cudaStream_t stream) {
-  finish_kernel<<<1, args.with_norm ? kFinishThreads : 32, 0, stream>>>(args);
+  launch_kernel(finish_kernel, 1, args.with_norm ? kFinishThreads : 32, 0, stream, args);
   return cudaGetLastError();
 }
 
 cudaError_t adamw_update(const AdamWUpdateArgs& args, cudaStream_t stream) {
   if (args.num_chunks == 0) return cudaSuccess;
-  update_kernel<<<static_cast<unsigned>(args.num_chunks), kThreads, 0, stream>>>(args);
+  launch_kernel(update_kernel, static_cast<unsigned>(args.num_chunks), kThreads, 0, stream, args);
   return cudaGetLastError();
 }
 
 cudaError_t adamw_zero_rows(const AdamWTensor* tensors, const AdamWGrad* grads,
                             const AdamWChunk* chunks, int64_t num_chunks, cudaStream_t stream) {
   if (num_chunks == 0) return cudaSuccess;
-  zero_rows_kernel<<<static_cast<unsigned>(num_chunks), kThreads, 0, stream>>>(tensors, grads,
-                                                                               chunks);
+  launch_kernel(zero_rows_kernel, static_cast<unsigned>(num_chunks), kThreads, 0, stream, tensors,
+                grads, chunks);
   return cudaGetLastError();
 }
 

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "kernels/activation/pack.cuh"
+#include "kernels/common/launch.cuh"
 #include "kernels/random/dropout.cuh"
 
 namespace longship::kernels {
@@ -19,6 +20,7 @@ static_assert(kRun == pack::kWide);
 template <class T, bool kScale, bool kAligned>
 __global__ void __launch_bounds__(kThreads)
     dropout_kernel(DropoutArgs a, int64_t num_runs, uint32_t runs_per_sample) {
+  await_previous_kernel();
   const int64_t first = static_cast<int64_t>(blockIdx.x) * kThreads;
   const pack::RowWalk walk(first, runs_per_sample);
   if (first + threadIdx.x >= num_runs) return;
@@ -61,8 +63,8 @@ cudaError_t launch(const DropoutArgs& a, cudaStream_t stream) {
   if (per_sample > (int64_t{1} << 30) || blocks > kMaxBlocks) return cudaErrorInvalidValue;
   const bool aligned = a.sample_size % kRun == 0 && pack::aligned16(a.x, a.y);
   const auto kernel = aligned ? dropout_kernel<T, kScale, true> : dropout_kernel<T, kScale, false>;
-  kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(a, num_runs,
-                                                                 static_cast<uint32_t>(per_sample));
+  launch_kernel(kernel, static_cast<unsigned>(blocks), kThreads, 0, stream, a, num_runs,
+                static_cast<uint32_t>(per_sample));
   return cudaGetLastError();
 }
 

@@ -2,6 +2,7 @@
 // sincos; runs once per model.
 #include "kernels/random/truncated_normal.h"
 
+#include "kernels/common/launch.cuh"
 #include "kernels/random/philox.cuh"
 
 namespace longship::kernels {
@@ -38,6 +39,7 @@ __device__ void normal_pair(const TruncatedNormalArgs& a, uint64_t step, uint64_
 }
 
 __global__ void truncated_normal_kernel(TruncatedNormalArgs a) {
+  await_previous_kernel();
   const int64_t pairs = (a.count + 1) / 2;
   for (int64_t block = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x; block < pairs;
        block += static_cast<int64_t>(gridDim.x) * blockDim.x) {
@@ -62,7 +64,7 @@ cudaError_t truncated_normal(const TruncatedNormalArgs& args, cudaStream_t strea
   const int64_t pairs = (args.count + 1) / 2;
   const int64_t wanted = (pairs + kThreads - 1) / kThreads;
   const unsigned blocks = static_cast<unsigned>(wanted < 132 * 16 ? wanted : 132 * 16);
-  truncated_normal_kernel<<<blocks, kThreads, 0, stream>>>(args);
+  launch_kernel(truncated_normal_kernel, blocks, kThreads, 0, stream, args);
   return cudaGetLastError();
 }
 

@@ -5,6 +5,7 @@
 #include <cuda_bf16.h>
 
 #include "kernels/common/column_sums.h"
+#include "kernels/common/launch.cuh"
 #include "kernels/common/param_rows.cuh"
 #include "kernels/common/row_team.cuh"
 
@@ -19,6 +20,7 @@ constexpr int kN = kColumnsPerThread;
 template <class T>
 __global__ void __launch_bounds__(kMaxRowThreads, kForwardSmThreads / kMaxRowThreads)
     add_gate_forward_kernel(const AddGateArgs a, const RowPlan plan) {
+  await_previous_kernel();
   if (!owns_columns(plan)) return;
   const TeamRows rows = team_rows(plan);
   float gate[kN];
@@ -40,6 +42,7 @@ __global__ void __launch_bounds__(kMaxRowThreads, kForwardSmThreads / kMaxRowThr
 template <class T>
 __global__ void __launch_bounds__(kAnyThreads)
     add_gate_forward_any_kernel(const AddGateArgs a, const RowPlan plan) {
+  await_previous_kernel();
   const TeamRows rows = team_rows(plan);
   int64_t row = rows.first;
   for (int left = rows.count; left > 0; --left, row += rows.step) {
@@ -56,6 +59,7 @@ __global__ void __launch_bounds__(kAnyThreads)
 template <class T>
 __global__ void __launch_bounds__(kMaxRowThreads, kBackwardSmThreads / kMaxRowThreads)
     add_gate_backward_kernel(const AddGateBackwardArgs a, const RowPlan plan, float* partial) {
+  await_previous_kernel();
   __shared__ TeamColumns columns;
   const TeamRows rows = team_rows(plan);
   const bool active = owns_columns(plan);
@@ -85,6 +89,7 @@ __global__ void __launch_bounds__(kMaxRowThreads, kBackwardSmThreads / kMaxRowTh
 template <class T>
 __global__ void __launch_bounds__(kAnyThreads)
     add_gate_backward_any_kernel(const AddGateBackwardArgs a, const RowPlan plan, float* partial) {
+  await_previous_kernel();
   const TeamRows rows = team_rows(plan);
   float* sums = partial + static_cast<int64_t>(blockIdx.x) * a.width;
   int64_t row = rows.first;
@@ -138,9 +143,9 @@ void forward(const AddGateArgs& a, cudaStream_t stream) {
   const dim3 grid = grid_of(plan.rows);
   const dim3 block = block_of(plan.rows);
   if (plan.vectors) {
-    add_gate_forward_kernel<T><<<grid, block, 0, stream>>>(a, plan.rows);
+    launch_kernel(add_gate_forward_kernel<T>, grid, block, 0, stream, a, plan.rows);
   } else {
-    add_gate_forward_any_kernel<T><<<grid, block, 0, stream>>>(a, plan.rows);
+    launch_kernel(add_gate_forward_any_kernel<T>, grid, block, 0, stream, a, plan.rows);
   }
 }
 
@@ -149,9 +154,10 @@ void backward(const AddGateBackwardArgs& a, const Plan& plan, cudaStream_t strea
   const dim3 grid = grid_of(plan.rows);
   const dim3 block = block_of(plan.rows);
   if (plan.vectors) {
-    add_gate_backward_kernel<T><<<grid, block, 0, stream>>>(a, plan.rows, a.workspace);
+    launch_kernel(add_gate_backward_kernel<T>, grid, block, 0, stream, a, plan.rows, a.workspace);
   } else {
-    add_gate_backward_any_kernel<T><<<grid, block, 0, stream>>>(a, plan.rows, a.workspace);
+    launch_kernel(add_gate_backward_any_kernel<T>, grid, block, 0, stream, a, plan.rows,
+                  a.workspace);
   }
 }
 

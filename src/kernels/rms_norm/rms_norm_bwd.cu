@@ -5,6 +5,7 @@
 #include <cuda_bf16.h>
 
 #include "kernels/common/column_sums.h"
+#include "kernels/common/launch.cuh"
 #include "kernels/common/param_rows.cuh"
 #include "kernels/common/reduce.cuh"
 #include "kernels/common/row_team.cuh"
@@ -53,6 +54,7 @@ template <class T, bool kGate, bool kShift>
 __global__ void __launch_bounds__(kMaxRowThreads, kShift || sizeof(T) == 4 ? 1 : 2)
     rms_norm_backward_kernel(const RmsNormBackwardArgs a, const RowPlan plan,
                              const Partials partials) {
+  await_previous_kernel();
   __shared__ TeamSlots<1> slots[kMaxTeams];
   __shared__ TeamColumns columns;
   clear_slots(slots);
@@ -123,6 +125,7 @@ template <class T>
 __global__ void __launch_bounds__(kAnyThreads)
     rms_norm_backward_any_kernel(const RmsNormBackwardArgs a, const RowPlan plan,
                                  const Partials partials) {
+  await_previous_kernel();
   __shared__ float shared[32];
   const TeamRows rows = team_rows(plan);
   const int64_t partial_row = static_cast<int64_t>(blockIdx.x) * a.width;
@@ -192,13 +195,16 @@ void launch(const RmsNormBackwardArgs& a, const Plan& plan, const Partials& part
   const dim3 block(static_cast<unsigned>(plan.rows.threads),
                    static_cast<unsigned>(plan.rows.teams));
   if (!plan.vectors) {
-    rms_norm_backward_any_kernel<T><<<grid, block, 0, stream>>>(a, plan.rows, partials);
+    launch_kernel(rms_norm_backward_any_kernel<T>, grid, block, 0, stream, a, plan.rows, partials);
   } else if (a.gate.data != nullptr) {
-    rms_norm_backward_kernel<T, true, true><<<grid, block, 0, stream>>>(a, plan.rows, partials);
+    launch_kernel(rms_norm_backward_kernel<T, true, true>, grid, block, 0, stream, a, plan.rows,
+                  partials);
   } else if (a.dshift.data != nullptr) {
-    rms_norm_backward_kernel<T, false, true><<<grid, block, 0, stream>>>(a, plan.rows, partials);
+    launch_kernel(rms_norm_backward_kernel<T, false, true>, grid, block, 0, stream, a, plan.rows,
+                  partials);
   } else {
-    rms_norm_backward_kernel<T, false, false><<<grid, block, 0, stream>>>(a, plan.rows, partials);
+    launch_kernel(rms_norm_backward_kernel<T, false, false>, grid, block, 0, stream, a, plan.rows,
+                  partials);
   }
 }
 

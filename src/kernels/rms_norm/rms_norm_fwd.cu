@@ -3,6 +3,7 @@
 // Bound by memory: 2 (without addition) or 4 elements of traffic per element. Shared memory 1 KiB.
 #include <cuda_bf16.h>
 
+#include "kernels/common/launch.cuh"
 #include "kernels/common/param_rows.cuh"
 #include "kernels/common/reduce.cuh"
 #include "kernels/common/row_team.cuh"
@@ -34,6 +35,7 @@ __device__ inline Inputs<T> load_inputs(const RmsNormArgs& a, uint32_t at, bool 
 template <class T, bool kAdd>
 __global__ void __launch_bounds__(kMaxRowThreads, 2)
     rms_norm_forward_kernel(const RmsNormArgs a, const RowPlan plan) {
+  await_previous_kernel();
   __shared__ TeamSlots<1> slots[kMaxTeams];
   clear_slots(slots);
   // Packed fp32 rows take too many registers to hold two of them.
@@ -85,6 +87,7 @@ __global__ void __launch_bounds__(kMaxRowThreads, 2)
 template <class T, bool kAdd>
 __global__ void __launch_bounds__(kBlockThreads)
     rms_norm_forward_any_kernel(const RmsNormArgs a, const RowPlan plan) {
+  await_previous_kernel();
   __shared__ float shared[32];
   const TeamRows rows = team_rows(plan);
   int64_t row = rows.first;
@@ -124,9 +127,9 @@ void launch(const RmsNormArgs& a, cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>(plan.num_blocks));
   const dim3 block(static_cast<unsigned>(plan.threads), static_cast<unsigned>(plan.teams));
   if (vectors) {
-    rms_norm_forward_kernel<T, kAdd><<<grid, block, 0, stream>>>(a, plan);
+    launch_kernel(rms_norm_forward_kernel<T, kAdd>, grid, block, 0, stream, a, plan);
   } else {
-    rms_norm_forward_any_kernel<T, kAdd><<<grid, block, 0, stream>>>(a, plan);
+    launch_kernel(rms_norm_forward_any_kernel<T, kAdd>, grid, block, 0, stream, a, plan);
   }
 }
 

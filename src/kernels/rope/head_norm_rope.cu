@@ -13,6 +13,7 @@
 #include <limits>
 
 #include "kernels/common/column_sums.h"
+#include "kernels/common/launch.cuh"
 #include "kernels/common/param_rows.cuh"
 #include "kernels/common/reduce.cuh"
 #include "kernels/common/row_plan.h"
@@ -145,6 +146,7 @@ __device__ inline void rotate(float (&x1)[kN], float (&x2)[kN], const Angle& a, 
 template <class T>
 __global__ void __launch_bounds__(kThreads, 2)
     head_norm_rope_forward_kernel(const HeadNormRopeArgs a, const Plan plan) {
+  await_previous_kernel();
   const HeadNormRopeShape& s = a.shape;
   const Share share = find_share(s, plan);
   const int lane = static_cast<int>(threadIdx.x) & (plan.lanes - 1);
@@ -261,6 +263,7 @@ template <class T>
 __global__ void __launch_bounds__(kThreads, 2)
     head_norm_rope_backward_kernel(const HeadNormRopeBackwardArgs a, const Plan plan,
                                    const Partials partials) {
+  await_previous_kernel();
   const HeadNormRopeShape& s = a.shape;
   const Share share = find_share(s, plan);
   const int lane = static_cast<int>(threadIdx.x) & (plan.lanes - 1);
@@ -329,6 +332,7 @@ __global__ void __launch_bounds__(kThreads, 2)
 template <class T>
 __global__ void __launch_bounds__(32)
     head_norm_rope_forward_any_kernel(const HeadNormRopeArgs a, const Plan plan) {
+  await_previous_kernel();
   const HeadNormRopeShape& s = a.shape;
   const Share share = find_share(s, plan);
   const int64_t row = blockIdx.x;
@@ -400,6 +404,7 @@ template <class T>
 __global__ void __launch_bounds__(32)
     head_norm_rope_backward_any_kernel(const HeadNormRopeBackwardArgs a, const Plan plan,
                                        const Partials partials) {
+  await_previous_kernel();
   const HeadNormRopeShape& s = a.shape;
   const Share share = find_share(s, plan);
   const RopeHeads& gradient = gradient_of(a, share);
@@ -503,9 +508,9 @@ void forward(const HeadNormRopeArgs& a, cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>(plan.blocks),
                   static_cast<unsigned>(plan.q_shares + plan.k_shares));
   if (plan.teams) {
-    head_norm_rope_forward_kernel<T><<<grid, kThreads, 0, stream>>>(a, plan);
+    launch_kernel(head_norm_rope_forward_kernel<T>, grid, kThreads, 0, stream, a, plan);
   } else {
-    head_norm_rope_forward_any_kernel<T><<<grid, 32, 0, stream>>>(a, plan);
+    launch_kernel(head_norm_rope_forward_any_kernel<T>, grid, 32, 0, stream, a, plan);
   }
 }
 
@@ -515,9 +520,9 @@ void backward(const HeadNormRopeBackwardArgs& a, const Plan& plan, const Partial
   const dim3 grid(static_cast<unsigned>(plan.blocks),
                   static_cast<unsigned>(plan.q_shares + 2 * plan.k_shares));
   if (plan.teams) {
-    head_norm_rope_backward_kernel<T><<<grid, kThreads, 0, stream>>>(a, plan, partials);
+    launch_kernel(head_norm_rope_backward_kernel<T>, grid, kThreads, 0, stream, a, plan, partials);
   } else {
-    head_norm_rope_backward_any_kernel<T><<<grid, 32, 0, stream>>>(a, plan, partials);
+    launch_kernel(head_norm_rope_backward_any_kernel<T>, grid, 32, 0, stream, a, plan, partials);
   }
 }
 

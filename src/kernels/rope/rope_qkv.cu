@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "kernels/activation/pack.cuh"
+#include "kernels/common/launch.cuh"
 #include "kernels/rope/rope_qkv.h"
 
 namespace longship::kernels {
@@ -132,6 +133,7 @@ template <class T, int N>
 __global__ void __launch_bounds__(kThreads, 3)
     rope_qkv_forward_kernel(RopeQkvShape s, const T* __restrict__ qkv, T* __restrict__ q,
                             T* __restrict__ k, T* __restrict__ v, uint32_t runs, int share) {
+  await_previous_kernel();
   const Place p = find_place<N>(s, runs, share);
   if (p.row >= s.num_rows) return;
   const int64_t h = s.num_heads, g = s.num_kv_heads, e = s.head_dim;
@@ -154,6 +156,7 @@ __global__ void __launch_bounds__(kThreads, 3)
     rope_qkv_backward_kernel(RopeQkvShape s, const T* __restrict__ dq, const T* __restrict__ dk,
                              const T* __restrict__ dv, HeadStrides strides, T* __restrict__ d_qkv,
                              uint32_t runs, int share) {
+  await_previous_kernel();
   const Place p = find_place<N>(s, runs, share);
   if (p.row >= s.num_rows) return;
   const int64_t h = s.num_heads, g = s.num_kv_heads, e = s.head_dim;
@@ -189,9 +192,9 @@ Launch plan(const RopeQkvShape& s) {
 template <class T, int N>
 cudaError_t forward(const RopeQkvArgs& a, cudaStream_t stream) {
   const Launch launch = plan<N>(a.shape);
-  rope_qkv_forward_kernel<T, N><<<launch.grid, kThreads, 0, stream>>>(
-      a.shape, static_cast<const T*>(a.qkv), static_cast<T*>(a.q), static_cast<T*>(a.k),
-      static_cast<T*>(a.v), launch.runs, launch.share);
+  launch_kernel(rope_qkv_forward_kernel<T, N>, launch.grid, kThreads, 0, stream, a.shape,
+                static_cast<const T*>(a.qkv), static_cast<T*>(a.q), static_cast<T*>(a.k),
+                static_cast<T*>(a.v), launch.runs, launch.share);
   return cudaGetLastError();
 }
 
@@ -200,10 +203,10 @@ cudaError_t backward(const RopeQkvBackwardArgs& a, cudaStream_t stream) {
   const Launch launch = plan<N>(a.shape);
   const HeadStrides strides{{a.dq.row_stride, a.dk.row_stride, a.dv.row_stride},
                             {a.dq.head_stride, a.dk.head_stride, a.dv.head_stride}};
-  rope_qkv_backward_kernel<T, N><<<launch.grid, kThreads, 0, stream>>>(
-      a.shape, static_cast<const T*>(a.dq.data), static_cast<const T*>(a.dk.data),
-      static_cast<const T*>(a.dv.data), strides, static_cast<T*>(a.d_qkv), launch.runs,
-      launch.share);
+  launch_kernel(rope_qkv_backward_kernel<T, N>, launch.grid, kThreads, 0, stream, a.shape,
+                static_cast<const T*>(a.dq.data), static_cast<const T*>(a.dk.data),
+                static_cast<const T*>(a.dv.data), strides, static_cast<T*>(a.d_qkv), launch.runs,
+                launch.share);
   return cudaGetLastError();
 }
 

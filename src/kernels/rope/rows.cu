@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "kernels/activation/pack.cuh"
+#include "kernels/common/launch.cuh"
 #include "kernels/rope/rows.h"
 
 namespace longship::kernels {
@@ -15,6 +16,7 @@ constexpr int kUnits = 2;  // units per thread of gather_rows
 
 __global__ void __launch_bounds__(kThreads)
     zero_tail_kernel(char* x, const int32_t* rows_valid, int64_t num_rows, int64_t row_bytes) {
+  await_previous_kernel();
   const int64_t valid = min(max(static_cast<int64_t>(*rows_valid), int64_t{0}), num_rows);
   char* begin = x + valid * row_bytes;
   char* end = x + num_rows * row_bytes;
@@ -35,6 +37,7 @@ template <class Unit>
 __global__ void __launch_bounds__(kThreads)
     permute_rows_kernel(const Unit* __restrict__ x, const int64_t* __restrict__ index,
                         Unit* __restrict__ y, int64_t num_units, uint32_t per_row) {
+  await_previous_kernel();
   const int64_t first = static_cast<int64_t>(blockIdx.x) * (kThreads * kUnits);
   const pack::RowWalk walk(first, per_row);
   Unit units[kUnits] = {};
@@ -58,9 +61,9 @@ cudaError_t gather(const GatherRowsArgs& a, cudaStream_t stream) {
   const int64_t per_row = a.row_bytes / static_cast<int64_t>(sizeof(Unit));
   const int64_t num_units = a.num_out * per_row;
   const auto blocks = static_cast<unsigned>(pack::ceil_div(num_units, kThreads * kUnits));
-  permute_rows_kernel<Unit><<<blocks, kThreads, 0, stream>>>(static_cast<const Unit*>(a.x), a.index,
-                                                             static_cast<Unit*>(a.y), num_units,
-                                                             static_cast<uint32_t>(per_row));
+  launch_kernel(permute_rows_kernel<Unit>, blocks, kThreads, 0, stream,
+                static_cast<const Unit*>(a.x), a.index, static_cast<Unit*>(a.y), num_units,
+                static_cast<uint32_t>(per_row));
   return cudaGetLastError();
 }
 
@@ -70,8 +73,8 @@ cudaError_t zero_tail(const ZeroTailArgs& a, cudaStream_t stream) {
   const int64_t bytes = a.num_rows * a.row_bytes;
   if (bytes == 0) return cudaSuccess;
   const int64_t blocks = std::min(kMaxBlocks, pack::ceil_div(bytes, 16 * kThreads));
-  zero_tail_kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(
-      static_cast<char*>(a.x), a.rows_valid, a.num_rows, a.row_bytes);
+  launch_kernel(zero_tail_kernel, static_cast<unsigned>(blocks), kThreads, 0, stream,
+                static_cast<char*>(a.x), a.rows_valid, a.num_rows, a.row_bytes);
   return cudaGetLastError();
 }
 

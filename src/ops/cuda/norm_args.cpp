@@ -39,6 +39,7 @@ kernels::ParamGradient param_gradient(const std::optional<at::Tensor>& param,
   if (!param.has_value()) return result;
   result.data = gradient.mutable_data_ptr();
   result.num_groups = gradient.dim() == 2 ? gradient.size(0) : 1;
+  result.row_stride = gradient.dim() == 2 ? gradient.stride(0) : 0;
   result.element = gradient.scalar_type() == at::kFloat ? kernels::ElementType::kFloat32
                                                         : kernels::ElementType::kBFloat16;
   return result;

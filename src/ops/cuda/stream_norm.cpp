@@ -84,6 +84,19 @@ struct Gradients {
   Tensor dh, dbranch, dbias, dscale, dshift;
 };
 
+/// Gradients of scale and shift, side by side in one matrix where both have rows of their own for
+/// each sample: most come from one product, whose gradient is then there without a copy
+/// (nn::halves).
+std::pair<Tensor, Tensor> new_modulation(const NormParameters& norm, const Tensor& x) {
+  const bool both = norm.scale.has_value() && norm.shift.has_value() && norm.scale->dim() == 2 &&
+                    norm.scale->sizes() == norm.shift->sizes() &&
+                    norm.scale->scalar_type() == norm.shift->scalar_type();
+  if (!both) return {cuda::new_gradient(norm.scale, x), cuda::new_gradient(norm.shift, x)};
+  const int64_t width = norm.scale->size(1);
+  const Tensor all = at::empty({norm.scale->size(0), 2 * width}, norm.scale->options());
+  return {all.narrow(1, 0, width), all.narrow(1, width, width)};
+}
+
 /// `with_branch`: dbranch is wanted too.
 Gradients backward(const char* op, const StreamRows& shape, const OptionalTensor& dh_out,
                    const Tensor& dy, const Tensor& x, const Tensor& mean, const Tensor& rstd,
@@ -93,8 +106,7 @@ Gradients backward(const char* op, const StreamRows& shape, const OptionalTensor
   Gradients g;
   g.dh = at::empty_like(x);
   g.dbias = cuda::new_gradient(branch.bias, dy);
-  g.dscale = cuda::new_gradient(norm.scale, x);
-  g.dshift = cuda::new_gradient(norm.shift, x);
+  std::tie(g.dscale, g.dshift) = new_modulation(norm, x);
   kernels::StreamNormBackwardArgs args;
   args.dh_out = dh_out.has_value() ? dh_out->const_data_ptr() : nullptr;
   args.dy = dy.const_data_ptr();
