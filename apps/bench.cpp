@@ -13,10 +13,10 @@
 #include "apps/bench_data.h"
 #include "apps/bench_ops.h"
 #include "apps/bench_scaling.h"
+#include "apps/processes.h"
 #include "base/error.h"
 #include "base/fs.h"
 #include "base/log.h"
-#include "dist/launch.h"
 #include "models/spec.h"
 #include "train/ablate.h"
 #include "train/agree.h"
@@ -67,7 +67,7 @@ int run_train(const Options& options) {
         train::find_batch(recipe, options.bench, options.find_batch, &models::find_family);
     return write(report, options.json, fmt::format("largest batch: {}\n", report["batch"].dump()));
   }
-  const auto parallel = train::Parallel::connect(recipe, dist::read_launch());
+  const auto parallel = connect_processes(recipe);
   if (!parallel->first()) log::init(log::Level::kError);
   nlohmann::json report;
   try {

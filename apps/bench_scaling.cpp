@@ -59,10 +59,15 @@ void add_bench_scaling_command(CLI::App& bench, std::function<int()>& action) {
                    "Measured step of one GPU (bench train); without it there are no times")
       ->check(CLI::PositiveNumber);
   command
-      ->add_option("--nvlink-gb-s", options->scaling.constants.nvlink_gb_s,
-                   "GB/s that a GPU sends inside a node while it computes")
+      ->add_option_function<double>(
+          "--nvlink-gb-s",
+          [options](double value) {
+            options->scaling.constants.nvlink_gb_s = value;
+            options->scaling.constants.peer_gb_s = value;
+          },
+          "GB/s that a GPU sends inside a node while it computes")
       ->check(CLI::PositiveNumber)
-      ->capture_default_str();
+      ->default_str("283, or 215 with parallel.transport=nccl");
   command
       ->add_option("--network-gb-s", options->scaling.constants.network_gb_s,
                    "GB/s of the network adapter of each GPU")

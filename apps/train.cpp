@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
+#include "apps/processes.h"
 #include "base/config/load.h"
 #include "base/error.h"
 #include "base/strings.h"
-#include "dist/launch.h"
 #include "models/spec.h"
 #include "train/open_loop_run.h"
 #include "train/parallel.h"
@@ -50,7 +50,7 @@ int run(const Options& options) {
     fmt::print("{}", options.explain ? config::describe(recipe) : train::dump(recipe));
     return 0;
   }
-  const auto parallel = train::Parallel::connect(recipe, dist::read_launch());
+  const auto parallel = connect_processes(recipe);
   train::TrainOptions train_options;
   train_options.overwrite = options.overwrite;
   train_options.command = resume_command(options);

@@ -42,6 +42,22 @@ constexpr Way kRingSimple{8.4, 3.4, 14.0, 1.0};
 constexpr Way kRingLl128{14.0, 1.9, 4.0, 0.92};
 constexpr Way kTreeLl128{14.0, 1.25, 8.5, 0.73};
 
+// Copy engines: waiting for each other, and adding up. us.
+double peer_latency_us(CollectiveKind kind) {
+  switch (kind) {
+    case CollectiveKind::kAllReduce:
+      return 55;
+    case CollectiveKind::kReduceScatter:
+      return 35;
+    default:
+      return 22;
+  }
+}
+
+bool over_copy_engines(const RankGroup& group, const ScalingConstants& constants) {
+  return constants.peer && group.nodes() == 1;
+}
+
 void replicated_exchanges(const BucketPlan& plan, const CostOptions& options,
                           const RankGroup& world, std::vector<Exchange>& out) {
   const bool zero1 = options.strategy == Strategy::kZero1;
@@ -168,6 +184,7 @@ void check_positive(double value, const char* name) {
 
 void check(const ScalingConstants& c) {
   check_positive(c.nvlink_gb_s, "an NVLink bandwidth");
+  check_positive(c.peer_gb_s, "a bandwidth of copy engines");
   check_positive(c.network_gb_s, "a network bandwidth");
   check_positive(c.network_reached, "a reached share of the network");
   check_positive(c.convert_tb_s, "a memory bandwidth of conversions");
@@ -189,14 +206,17 @@ RankGroup whole_group(int64_t world_size, int64_t node_size) {
 double collective_ms(CollectiveKind kind, int64_t num_bytes, const RankGroup& group,
                      const ScalingConstants& constants) {
   if (group.ranks == 1) return 0;
+  const double megabytes = 1e-6 * static_cast<double>(ring_bytes(kind, group.ranks, num_bytes));
+  if (over_copy_engines(group, constants)) {
+    return 1e-3 * peer_latency_us(kind) + megabytes / constants.peer_gb_s;
+  }
   const int64_t nodes = group.nodes();
   double gb_s = group.per_node > 1 ? constants.nvlink_gb_s : std::numeric_limits<double>::max();
   if (nodes > 1) {
     gb_s = std::min(gb_s, static_cast<double>(group.per_node) * constants.network_gb_s *
                               constants.network_reached);
   }
-  const double bytes_ms =
-      1e-6 * static_cast<double>(ring_bytes(kind, group.ranks, num_bytes)) / gb_s;
+  const double bytes_ms = megabytes / gb_s;
   const bool all_reduce = kind == CollectiveKind::kAllReduce;
   const double rounds = all_reduce ? 2 : 1;
   const auto between = rounds * static_cast<double>(nodes - 1);
@@ -266,7 +286,7 @@ StepForecast forecast(const StepWork& work, const std::vector<Exchange>& all,
       work.compute_ms / static_cast<double>(work.every_pass ? 1 : work.micro_batches);
   const std::array<double, 2> room = {constants.forward_share * passes,
                                       (1 - constants.forward_share) * passes};
-  std::array<double, 2> behind_ms = {}, behind_gb = {};
+  std::array<double, 2> behind_ms = {}, slowed_ms = {};
   for (const Exchange& e : all) {
     const auto times = static_cast<double>(e.times);
     const double ms = times * collective_ms(e.kind, e.num_bytes, e.group, constants);
@@ -277,14 +297,16 @@ StepForecast forecast(const StepWork& work, const std::vector<Exchange>& all,
     }
     const auto pass = static_cast<size_t>(e.pass);
     behind_ms[pass] += ms;
-    behind_gb[pass] +=
-        1e-9 * times * static_cast<double>(ring_bytes(e.kind, e.group.ranks, e.num_bytes));
+    slowed_ms[pass] += (over_copy_engines(e.group, constants) ? constants.peer_slowdown_ms_per_gb
+                                                              : constants.slowdown_ms_per_gb) *
+                       1e-9 * times *
+                       static_cast<double>(ring_bytes(e.kind, e.group.ranks, e.num_bytes));
   }
   for (size_t pass = 0; pass < room.size(); ++pass) {
     if (behind_ms[pass] <= 0) continue;
     const double hidden = std::min(behind_ms[pass], room[pass]);
     out.exposed_ms += behind_ms[pass] - hidden;
-    out.slowdown_ms += constants.slowdown_ms_per_gb * behind_gb[pass] * hidden / behind_ms[pass];
+    out.slowdown_ms += slowed_ms[pass] * hidden / behind_ms[pass];
   }
   return out;
 }

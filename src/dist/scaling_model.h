@@ -12,7 +12,8 @@
 // slowdown    communication beside the computation takes SMs and memory from it. Measured with two
 //             numbers of NCCL blocks (two bandwidths), the loss per byte was the same, not the loss
 //             per time: slowdown_ms_per_gb for every GB that is sent beside the computation. For a
-//             given bandwidth that is s * time, s = slowdown_ms_per_gb * bandwidth / 1000.
+//             given bandwidth that is s * time, s = slowdown_ms_per_gb * bandwidth / 1000. Copy
+//             engines have a constant of their own: peer_slowdown_ms_per_gb.
 // exposed     communication with nothing beside it (Exchange::hidden false), and what is longer
 //             than the passes that it could hide behind.
 //
@@ -29,8 +30,13 @@
 
 namespace longship::dist {
 
-/// GB: 1e9 bytes. The first three are fitted to steps of two H200 (docs/scaling.md).
+/// GB: 1e9 bytes. Those of NVLink and of conversions are fitted to steps of two H200
+/// (docs/scaling.md).
 struct ScalingConstants {
+  /// Groups of one node exchange over copy engines (parallel.transport peer, or auto), not by NCCL.
+  bool peer = false;
+  double peer_gb_s = 283;  // in place of the next two
+  double peer_slowdown_ms_per_gb = 2.3;
   double nvlink_gb_s = 215;  // that a ring inside a node reaches, sent by each GPU, while the
                              // model computes; NVLink multicast off
   double slowdown_ms_per_gb = 2.4;  // of the computation
@@ -62,7 +68,11 @@ RankGroup whole_group(int64_t world_size, int64_t node_size);
 /// ring with LL128 14 + 1.9, 4.0 (efficiency 0.92); all-reduce as a tree with LL128 14 + 2 * (1.25
 /// a rank of a node, 8.5 for each doubling of the nodes) (efficiency 0.73). A ring makes ranks - 1
 /// steps, nodes - 1 of them between nodes, an all-reduce twice as many. Left out: NVLink multicast,
-/// SHARP, PAT, which NCCL uses where they are there. One rank: 0.
+/// SHARP, PAT, which NCCL uses where they are there. With `peer`, groups of one node:
+///   latency + ring_bytes / peer_gb_s
+/// with the latencies of `longship bench collectives` on two H200 (55 us for an all-reduce, 35 for
+/// a reduce-scatter, 22 for a gather); that more ranks of a node take no longer is an assumption.
+/// One rank: 0.
 double collective_ms(CollectiveKind kind, int64_t num_bytes, const RankGroup& group,
                      const ScalingConstants& constants);
 

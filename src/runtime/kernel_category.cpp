@@ -21,6 +21,7 @@ constexpr std::string_view kOurNamespace = "longship::kernels";
 // Ours first: their argument types may hold words of the second half. A kernel that quantises what
 // it produces counts as what it produces.
 constexpr Rule kRules[] = {
+    {Scope::kOurs, KernelCategory::kCommunication, "meet_kernel sum_parts_kernel"},
     {Scope::kOurs, KernelCategory::kOptimizer,
      "adamw optimizer grad_norm gradnorm global_norm clip"},
     {Scope::kOurs, KernelCategory::kAttention, "attention flash softmax"},
@@ -82,8 +83,9 @@ KernelCategory categorise_kernel(std::string_view name) {
 
 KernelCategory categorise(const DeviceEvent& event) {
   switch (event.kind) {
-    case DeviceEventKind::kMemcpy:
-      return KernelCategory::kCopy;
+    case DeviceEventKind::kMemcpy:  // "Memcpy PtoP": between two devices
+      return contains_any(event.name, "PtoP") ? KernelCategory::kCommunication
+                                              : KernelCategory::kCopy;
     case DeviceEventKind::kMemset:
       return KernelCategory::kMemset;
     case DeviceEventKind::kKernel:

@@ -33,7 +33,8 @@ std::string_view category_name(KernelCategory category);
 /// By the words in a demangled kernel name; the first rule of the table that fits decides. Fills
 /// count as memset and casts as copy, whoever wrote the kernel.
 KernelCategory categorise_kernel(std::string_view name);
-/// Copies and fills by their kind, kernels by their name.
+/// Copies and fills by their kind (copies between devices are communication), kernels by their
+/// name.
 KernelCategory categorise(const DeviceEvent& event);
 /// A name for tables: no return type, no argument list, at most `max_length` characters.
 std::string short_kernel_name(std::string_view name, size_t max_length = 140);

@@ -1,9 +1,10 @@
 #include "train/graph_contract.h"
 
-#include <ATen/ops/empty_like.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
+
+#include "base/log.h"
 
 namespace longship::train {
 namespace {
@@ -91,14 +92,11 @@ std::string graph_key(const std::vector<std::unique_ptr<models::Batch>>& micro) 
   return key;
 }
 
-std::vector<std::unique_ptr<models::Batch>> graph_inputs(
-    const std::vector<std::unique_ptr<models::Batch>>& micro, size_t count) {
-  std::vector<std::unique_ptr<models::Batch>> out;
-  for (size_t m = 0; m < count; ++m) {
-    out.push_back(micro[m]->clone());
-    for (auto& [name, tensor] : out.back()->tensors()) *tensor = at::empty_like(*tensor);
-  }
-  return out;
+void warn_graphs_dropped(std::string_view what) {
+  log::warn(
+      "more than {} shapes of {}: their graphs are dropped and captured again; a larger "
+      "perf.token_bucket gives fewer shapes where texts differ in length",
+      kMaxGraphs, what);
 }
 
 }  // namespace longship::train

@@ -1,13 +1,15 @@
 #pragma once
 // What a captured step relies on: shapes of its inputs, the path that they take through the model,
 // and places in memory of everything it touches. Checked before every replay, because a replay with
-// any of it changed computes something else without a word. Random numbers are inputs: what is
-// drawn comes from keys in the batch, never from a generator with a state.
+// any of it changed computes something else without a word. Random numbers are inputs, drawn from
+// keys in the batch; work that draws from a generator with a state is not captured at all
+// (generator_watch.h).
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -56,10 +58,9 @@ class GraphContract {
 
 /// What tells the graphs of steps apart: equal where one may serve the other.
 std::string graph_key(const std::vector<std::unique_ptr<models::Batch>>& micro);
-/// Batches like the first `count` of `micro`, with tensors of their own that a graph reads.
-std::vector<std::unique_ptr<models::Batch>> graph_inputs(
-    const std::vector<std::unique_ptr<models::Batch>>& micro, size_t count);
 /// Graphs that are kept at most: each holds its own input buffers.
 inline constexpr size_t kMaxGraphs = 16;
+/// Says that the graphs of `what` are dropped because there are more shapes than kMaxGraphs.
+void warn_graphs_dropped(std::string_view what);
 
 }  // namespace longship::train

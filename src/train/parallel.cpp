@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "base/strings.h"
 #include "base/version.h"
 #include "runtime/device.h"
@@ -167,7 +168,28 @@ void Parallel::open_data_plane(c10::Device device) {
   }
   // A peer that dies closes its connections, which ends what waits on the host. What waits on a
   // device is not told.
-  if (device.is_cuda()) group_->start_heartbeat();
+  if (!device.is_cuda()) return;
+  group_->start_heartbeat();
+  start_watch();
+}
+
+void Parallel::check_peers() {
+  const std::lock_guard lock(check_mutex_);
+  group_->check_peers(kSilent);
+}
+
+// For a host that stands still in a launch, where watch() is not called.
+void Parallel::start_watch() {
+  PeerWatch::Hooks hooks;
+  hooks.check = [this] { check_peers(); };
+  hooks.abort = [this] {
+    for (dist::Communicator* one : data_plane()) one->abort();
+  };
+  hooks.end = [this](const std::string& why) {
+    group_->report_failure(why);
+    if (last_resort_) last_resort_(fmt::format("{}; the device does not come back", why));
+  };
+  watch_ = std::make_unique<PeerWatch>(PeerWatch::Limits{.quiet_s = kSuspicious}, std::move(hooks));
 }
 
 std::vector<dist::Communicator*> Parallel::data_plane() const {
@@ -311,19 +333,21 @@ void Parallel::together(const std::function<void()>& work) {
 void Parallel::set_step(int64_t step) {
   step_ = step;
   if (!distributed()) return;
+  if (watch_) watch_->sign();
   control().set_step(step);
   for (dist::Communicator* one : data_plane()) one->set_step(step);
 }
 
 void Parallel::watch(double waited_s) {
   if (!distributed()) return;
+  if (watch_) watch_->sign();
   if (waited_s < kSuspicious) {
     next_check_s_ = kSuspicious;
     return;
   }
   if (waited_s < next_check_s_) return;
   next_check_s_ = waited_s + kCheckEvery;
-  group_->check_peers(kSilent);
+  check_peers();
   LS_CHECK(waited_s < timeout_s_, PeerError,
            "rank {}: the device has not ended step {} within {:g} s (parallel.timeout_s), although "
            "all processes live: one of them hangs, or the network between the GPUs does",
@@ -331,6 +355,7 @@ void Parallel::watch(double waited_s) {
 }
 
 void Parallel::leave(const std::string& why) noexcept {
+  if (watch_) watch_->stop();
   if (!distributed() || agreed_) return;
   group_->report_failure(why);
   try {
@@ -341,6 +366,7 @@ void Parallel::leave(const std::string& why) noexcept {
 }
 
 void Parallel::close() {
+  if (watch_) watch_->stop();
   if (distributed()) group_->close();
 }
 

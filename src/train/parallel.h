@@ -11,12 +11,15 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "dist/launch.h"
 #include "dist/process_group.h"
+#include "train/peer_watch.h"
 #include "train/recipe.h"
 
 namespace longship::train {
@@ -103,6 +106,12 @@ class Parallel {
   /// other processes: throws PeerError once one of them is known to be dead, or after
   /// parallel.timeout_s.
   void watch(double waited_s);
+  /// With GPUs: what ends the process when a peer is lost and the thread that trains stands still
+  /// inside the driver, where no error reaches it. Called on another thread, with what to say.
+  /// Without one such a process hangs.
+  void set_last_resort(std::function<void(const std::string& why)> end) {
+    last_resort_ = std::move(end);
+  }
   /// For an error that this process leaves with: the others learn why, unless all throw it.
   void leave(const std::string& why) noexcept;
   /// Marks the error that is about to be thrown as one that every rank throws by itself.
@@ -112,6 +121,8 @@ class Parallel {
 
  private:
   dist::Communicator& control() { return group_->world(); }
+  void check_peers();
+  void start_watch();
 
   dist::LaunchInfo launch_;
   std::unique_ptr<dist::ProcessGroup> group_;
@@ -122,6 +133,9 @@ class Parallel {
   std::string transport_;
   int64_t step_ = 0;
   double next_check_s_ = 0;
+  std::function<void(const std::string&)> last_resort_;
+  std::mutex check_mutex_;            // both threads ask after the peers
+  std::unique_ptr<PeerWatch> watch_;  // with GPUs; last: uses all of the above
 };
 
 }  // namespace longship::train

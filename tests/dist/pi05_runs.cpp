@@ -26,7 +26,9 @@ using models::ParamRole;
 using models::testing::PaddedInputs;
 
 constexpr int64_t kSamples = 12;
-constexpr double kLr = 1e-3;
+// With 1e-3 the rounding of another order of sums grows from the tenth step on, by an amount that
+// depends on the processor's vectors.
+constexpr double kLr = 5e-4;
 
 PaddedInputs all_samples() {
   const PaddedInputs a = models::testing::tiny_inputs("pi05/tiny_train", 0);

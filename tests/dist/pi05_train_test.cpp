@@ -28,8 +28,8 @@ TEST(Pi05TwoRanks, FsdpFollowsTheSingleProcess) {
   options.recompute = {"full"};
   options.reshard = Reshard::kAfterOptimizerStep;
   const TrainResult accumulated = train_pi05(2, options);
-  // Four groups of samples are summed in another order than two, and from the tenth step on that
-  // rounding grows tenfold every few steps: ddp is 3e-4 from the reference at the end.
+  // Four groups of samples are summed in another order than two, and that rounding grows along the
+  // run.
   const auto first_half = [](const TrainResult& run) {
     return std::vector<double>(run.losses.begin(), run.losses.begin() + kSteps / 2);
   };

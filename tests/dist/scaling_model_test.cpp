@@ -75,6 +75,23 @@ TEST(Scaling, SmallSumsOfManyRanksTakeATree) {
   EXPECT_NEAR(collective_ms(CollectiveKind::kReduceScatter, 1024, {1024, 8}, {}), 2.2244, 1e-5);
 }
 
+TEST(Scaling, CopyEnginesServeGroupsOfOneNode) {
+  ScalingConstants c;
+  c.peer = true;
+  c.peer_gb_s = 250;
+  // 2 * 1/2 * 1 GB at 250 GB/s and 55 us; a gather sends half and waits once.
+  EXPECT_NEAR(collective_ms(CollectiveKind::kAllReduce, 1'000'000'000, {2, 2}, c), 4.055, 1e-9);
+  EXPECT_NEAR(collective_ms(CollectiveKind::kAllGather, 1'000'000'000, {2, 2}, c), 2.022, 1e-9);
+  EXPECT_NEAR(collective_ms(CollectiveKind::kReduceScatter, 1'000'000'000, {8, 8}, c), 3.535, 1e-9);
+  // Over nodes they are NCCL's.
+  ScalingConstants nccl = c;
+  nccl.peer = false;
+  for (const auto kind : {CollectiveKind::kAllReduce, CollectiveKind::kAllGather}) {
+    EXPECT_EQ(collective_ms(kind, 1'000'000, {16, 8}, c),
+              collective_ms(kind, 1'000'000, {16, 8}, nccl));
+  }
+}
+
 TEST(Scaling, GroupsFillNodes) {
   EXPECT_EQ(whole_group(4, 8), (RankGroup{4, 4}));
   EXPECT_EQ(whole_group(64, 8), (RankGroup{64, 8}));
@@ -264,6 +281,7 @@ struct Measured {
   double compute_ms, step_ms;        // one GPU, two GPUs
   double sent_mb;
   Reshard reshard = Reshard::kAfterForward;
+  bool peer = false;  // over copy engines
 };
 
 constexpr double kNvlink = ScalingConstants{}.nvlink_gb_s, kFewBlocks = 91;  // NCCL_MAX_CTAS=8
@@ -286,6 +304,30 @@ const Measured kMeasured[] = {
     {"C fsdp", Strategy::kFsdp, kF32, kNvlink, kConvert, 474.2, 520.3, 12431.3},
     {"C fsdp never", Strategy::kFsdp, kF32, kNvlink, kConvert, 474.2, 512.0, 9852.9,
      Reshard::kNever},
+    {"D ddp", Strategy::kDdp, kF32, kNvlink, kConvert, 480.6, 515.7, 12977.8,
+     Reshard::kAfterForward, true},
+    {"D zero1", Strategy::kZero1, kF32, kNvlink, kConvert, 480.6, 510.2, 9852.9,
+     Reshard::kAfterForward, true},
+    {"D fsdp never", Strategy::kFsdp, kF32, kNvlink, kConvert, 482.9, 517.4, 9852.9,
+     Reshard::kNever, true},
+    {"D ddp bf16", Strategy::kDdp, kBf16, kNvlink, kConvert, 482.9, 508.1, 6489.0,
+     Reshard::kAfterForward, true},
+    {"E ddp bf16", Strategy::kDdp, kBf16, kNvlink, kConvert, 469.7, 494.6, 6489.0,
+     Reshard::kAfterForward, true},
+    {"E zero1 bf16", Strategy::kZero1, kBf16, kNvlink, kConvert, 469.7, 491.1, 6608.5,
+     Reshard::kAfterForward, true},
+    {"F ddp", Strategy::kDdp, kF32, kNvlink, kConvert, 469.0, 508.8, 12977.8,
+     Reshard::kAfterForward, true},
+    {"F zero1", Strategy::kZero1, kF32, kNvlink, kConvert, 469.0, 501.8, 9852.9,
+     Reshard::kAfterForward, true},
+    {"F fsdp", Strategy::kFsdp, kF32, kNvlink, kConvert, 469.0, 513.6, 12431.3,
+     Reshard::kAfterForward, true},
+    {"F fsdp never", Strategy::kFsdp, kF32, kNvlink, kConvert, 469.0, 506.0, 9852.9,
+     Reshard::kNever, true},
+    {"F ddp bf16", Strategy::kDdp, kBf16, kNvlink, kConvert, 469.0, 497.9, 6489.0,
+     Reshard::kAfterForward, true},
+    {"F zero1 bf16", Strategy::kZero1, kBf16, kNvlink, kConvert, 469.0, 494.6, 6608.5,
+     Reshard::kAfterForward, true},
 };
 
 TEST(Scaling, AgreesWithMeasuredSteps) {
@@ -294,6 +336,7 @@ TEST(Scaling, AgreesWithMeasuredSteps) {
     ScalingConstants c;
     c.nvlink_gb_s = m.nvlink_gb_s;
     c.convert_tb_s = m.convert_tb_s;
+    c.peer = m.peer;
     CostOptions options = cost(m.strategy);
     options.reshard = m.reshard;
     double sent = 0;

@@ -132,6 +132,15 @@ TEST(TraceSummary, CountsByKindAndLaunch) {
   EXPECT_DOUBLE_EQ(ms_of(s, KernelCategory::kMemset), 0.002);
 }
 
+TEST(TraceSummary, CopiesBetweenDevicesAreCommunication) {
+  EXPECT_EQ(
+      categorise(of_kind(kernel("Memcpy PtoP (Device -> Device)", 0, 1), DeviceEventKind::kMemcpy)),
+      KernelCategory::kCommunication);
+  EXPECT_EQ(
+      categorise(of_kind(kernel("Memcpy DtoD (Device -> Device)", 0, 1), DeviceEventKind::kMemcpy)),
+      KernelCategory::kCopy);
+}
+
 TEST(TraceSummary, TopKernelsByTime) {
   std::vector<DeviceEvent> events;
   for (int64_t i = 0; i < 30; ++i)
@@ -253,6 +262,13 @@ INSTANTIATE_TEST_SUITE_P(
         NameCase{
             "void at::native::index_elementwise_kernel<128, 4, at::native::gpu_index_kernel>(...)",
             KernelCategory::kElementwise},
+        NameCase{
+            "longship::kernels::(anonymous namespace)::meet_kernel(longship::kernels::MeetArgs)",
+            KernelCategory::kCommunication},
+        NameCase{
+            "void longship::kernels::(anonymous namespace)::sum_parts_kernel<__nv_bfloat16, 2, "
+            "8>(longship::kernels::Pointers<__nv_bfloat16>, float, long, long)",
+            KernelCategory::kCommunication},
         NameCase{"ncclDevKernel_AllReduce_Sum_bf16_RING_LL(...)", KernelCategory::kCommunication}));
 
 INSTANTIATE_TEST_SUITE_P(
