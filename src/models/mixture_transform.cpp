@@ -17,6 +17,8 @@ class MixtureTransform final : public Transform {
   std::unique_ptr<Batch> collate(std::span<const std::unique_ptr<Item>> items) const override;
   at::Tensor denormalise_actions(const at::Tensor& actions, const Batch* observed) const override;
   std::map<std::string, data::FeatureStats> own_stats() const override;
+  std::vector<std::pair<std::string, std::string>> checkpoint_files(
+      std::span<const Described> parts) const override;
   void check_dataset(const data::Dataset& dataset) const override;
 
  private:
@@ -36,7 +38,13 @@ data::WindowSpec MixtureTransform::windows() const {
       LS_CHECK(is_new || slot->second == offsets, InternalError,
                "two datasets of a mixture read '{}' over different windows", column);
     }
-    for (const auto& [camera, offsets] : own.cameras) out.cameras.emplace(camera, offsets);
+    for (const auto& [camera, offsets] : own.cameras) {
+      const auto [slot, is_new] = out.cameras.emplace(camera, offsets);
+      LS_CHECK(is_new || slot->second == offsets, ConfigError,
+               "two datasets of a mixture show '{}' over different frames; name one modality for "
+               "both in model.modality",
+               camera);
+    }
   }
   return out;
 }
@@ -66,6 +74,23 @@ std::map<std::string, data::FeatureStats> MixtureTransform::own_stats() const {
     for (const auto& [key, stats] : transform->own_stats()) out[name + "/" + key] = stats;
   }
   return out;
+}
+
+/// Given the mixture alone, with all statistics under the names that it uses.
+std::vector<std::pair<std::string, std::string>> MixtureTransform::checkpoint_files(
+    std::span<const Described> parts) const {
+  LS_CHECK(parts.size() == 1 && parts.front().transform == this, InternalError,
+           "a mixture inside of a mixture");
+  std::vector<Described> described;
+  for (const auto& [name, transform] : parts_) {
+    described.push_back({transform.get(), {}});
+    for (const auto& [key, stats] : parts.front().stats) {
+      if (key.starts_with(name + "/")) {
+        described.back().stats[key.substr(name.size() + 1)] = stats;
+      }
+    }
+  }
+  return parts_.front().second->checkpoint_files(described);
 }
 
 void MixtureTransform::check_dataset(const data::Dataset& dataset) const {

@@ -1,7 +1,9 @@
 // Error measure, report rendering and reading of case.json.
 #include <ATen/ops/abs.h>
 #include <ATen/ops/isfinite.h>
+#include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/max.h>
+#include <ATen/ops/tensor.h>
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -14,6 +16,7 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "base/rng.h"
+#include "base/strings.h"
 #include "models/parity.h"
 #include "nn/tensor_math.h"
 
@@ -45,7 +48,7 @@ double half_spacing(at::ScalarType dtype, std::string_view name) {
 
 /// PASS and its like, with what the judgement rests on where that is not the case's tolerance.
 std::string result_text(const ParityRow& row) {
-  if (!row.produced) return "FAIL (not produced)";
+  if (!row.produced) return row.required ? "FAIL (not produced)" : "FAIL (not compared)";
   if (!row.rounding) return row.pass ? "PASS" : "FAIL";
   return fmt::format(
       "{} (rounding alone moves this run by {:.1e} up to here; the case asks for {:.1e})",
@@ -59,10 +62,27 @@ std::vector<std::string> strings(const nlohmann::json& doc, const char* key) {
   return out;
 }
 
+/// The data files of a case: what it lists, and what lies beside that.
+std::vector<std::string> case_files(const std::filesystem::path& folder,
+                                    const nlohmann::json& doc) {
+  std::vector<std::string> out = strings(doc, "files");
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    const std::string name = entry.path().filename().string();
+    const std::string kind = entry.path().extension().string();
+    const bool data = kind == ".safetensors" || (kind == ".json" && out.empty());
+    if (data && std::find(out.begin(), out.end(), name) == out.end()) out.push_back(name);
+  }
+  std::sort(out.begin(), out.end());
+  return out;
+}
+
 }  // namespace
 
 void ParityTolerance::scale(double factor) {
-  for (double* value : {&outputs, &loss, &grads, &train, &sample, &zero_grads}) *value *= factor;
+  for (double* value : {&outputs, &loss, &grads, &train, &grad_norm, &widest_grad_norm, &weights,
+                        &sample, &zero_grads}) {
+    *value *= factor;
+  }
 }
 
 ParityCase read_parity_case(const std::filesystem::path& folder) {
@@ -85,6 +105,8 @@ ParityCase read_parity_case(const std::filesystem::path& folder) {
     c.tolerance.loss = tolerance.value("loss", c.tolerance.loss);
     c.tolerance.grads = tolerance.value("grads", c.tolerance.grads);
     c.tolerance.train = tolerance.value("train", c.tolerance.train);
+    c.tolerance.grad_norm = tolerance.value("grad_norm", c.tolerance.train);
+    c.tolerance.weights = tolerance.value("weights", c.tolerance.train);
     c.tolerance.sample = tolerance.value("sample", c.tolerance.sample);
     c.largest_grad = doc.value("largest_grad", 0.0);
     c.zero_grads = strings(doc, "zero_grads");
@@ -93,6 +115,7 @@ ParityCase read_parity_case(const std::filesystem::path& folder) {
     for (const auto& [file, text] : trajectories.items()) {
       c.trajectories.emplace_back(file, text.is_string() ? text.get<std::string>() : text.dump());
     }
+    c.files = case_files(folder, doc);
     return c;
   } catch (const nlohmann::json::exception& e) {
     throw ConfigError(fmt::format("{}: {}", path.string(), e.what()));
@@ -154,6 +177,28 @@ bool parity_match(std::string_view pattern, std::string_view name) {
   return parity_match(pattern.substr(1), name.substr(1));
 }
 
+at::Tensor parity_gradient_norm(const std::map<std::string, at::Tensor>& tensors) {
+  double squares = 0;
+  for (const auto& [name, value] : tensors) {
+    if (!name.starts_with("grad.")) continue;
+    const double norm = at::linalg_vector_norm(value.to(at::kDouble)).item<double>();
+    squares += norm * norm;
+  }
+  return at::tensor({static_cast<float>(std::sqrt(squares))});
+}
+
+void check_parity_inputs(const std::filesystem::path& path,
+                         const std::map<std::string, at::Tensor>& inputs,
+                         const std::vector<std::string>& patterns) {
+  for (const auto& [name, tensor] : inputs) {
+    const bool known = std::any_of(
+        patterns.begin(), patterns.end(),
+        [&, &own = name](const std::string& pattern) { return parity_match(pattern, own); });
+    LS_CHECK(known, ConfigError, "{}: nobody reads the tensor '{}'; known are {}", path.string(),
+             name, join(patterns, ", "));
+  }
+}
+
 bool ParityReport::pass() const {
   return !rows.empty() &&
          std::all_of(rows.begin(), rows.end(), [](const ParityRow& row) { return row.pass; });
@@ -178,6 +223,7 @@ std::string format_report(const ParityReport& report) {
                        width, row.abs_error, row.rel_error, row.tolerance, result_text(row),
                        row.note.empty() ? "" : "  ", row.note);
   }
+  for (const std::string& text : report.left_out) out += fmt::format("  left out: {}\n", text);
   out += fmt::format("  {}: {} of {} rows pass", report.pass() ? "PASS" : "FAIL",
                      static_cast<int64_t>(report.rows.size()) - failed, report.rows.size());
   if (const int64_t count = report.num_by_rounding(); count > 0) {
@@ -221,6 +267,7 @@ std::string reports_json(const std::vector<ParityReport>& reports, const ParityO
                             {"folder", report.folder.string()},
                             {"pass", report.pass()},
                             {"pass_by_rounding", report.num_by_rounding()},
+                            {"left_out", report.left_out},
                             {"rows", rows}});
   }
   return doc.dump(1) + "\n";

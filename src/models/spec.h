@@ -22,6 +22,7 @@
 #include "data/dataset.h"
 #include "data/delta_actions.h"
 #include "data/sample.h"
+#include "models/stored_weights.h"
 #include "nn/fp8.h"
 #include "nn/fused.h"
 #include "nn/module.h"
@@ -46,16 +47,6 @@ class Batch {
   /// they are.
   void to(at::Device device) {
     for (auto& [name, tensor] : tensors()) *tensor = tensor->to(device, /*non_blocking=*/true);
-  }
-  /// Copies the values of `other`, a batch of equal signature, into this batch's tensors, without
-  /// waiting where the device allows it.
-  void copy_values(Batch& other) {
-    const auto source = other.tensors(), target = tensors();
-    LS_CHECK(source.size() == target.size(), InternalError,
-             "batches of one signature have {} and {} tensors", source.size(), target.size());
-    for (size_t i = 0; i < source.size(); ++i) {
-      target[i].second->copy_(*source[i].second, /*non_blocking=*/true);
-    }
   }
   int64_t size() const { return static_cast<int64_t>(sample_ids.size()); }
   std::vector<int64_t> sample_ids;
@@ -144,10 +135,10 @@ class Policy {
   /// Once per optimizer step, before its first loss(): work that depends on the weights only.
   virtual void begin_step() {}
 
-  // ---- The frozen part: where a pass begins with work that nothing trainable has a share in, ----
-  // ---- its result depends on the batch only, and may be made earlier, beside another step, or
-  // ----
-  // ---- kept for the next time a sample comes.                                                ----
+  // ---- The frozen part ----
+  // Where a pass begins with work that nothing trainable has a share in, its result depends on the
+  // batch only, and may be made earlier, beside another step, or kept for the next time a sample
+  // comes.
 
   virtual bool has_frozen_part() const { return false; }
   /// Its result for a prepared batch on the model's device: [rows, width], detached. Can be
@@ -213,9 +204,13 @@ class Policy {
   /// Loads weights from a public checkpoint file or folder, strict in both directions. Throws
   /// CheckpointError with all names.
   virtual void load_weights(const std::filesystem::path& path, const PreciseSink& sink) = 0;
-  /// The tensors of the public checkpoint, complete, in public order; `values` replaces parameters
-  /// by name where given (EMA). Tensors may alias parameters.
+  /// The tensors of the public checkpoint that the model has, in public order; `values` replaces
+  /// parameters by name where given (EMA). Tensors may alias parameters.
   virtual std::vector<NamedTensor> export_weights(std::span<const NamedTensor> values) = 0;
+  /// What the file of the last load_weights() says besides values: checkpoints are written with its
+  /// dtypes and with all that it has. Null: no file, or a family whose checkpoints have the dtypes
+  /// of the parameters.
+  virtual const StoredWeights* stored_weights() const { return nullptr; }
 };
 
 /// Turns raw samples into batches of the family, and actions back into raw units. Const and
@@ -247,6 +242,19 @@ class Transform {
   /// chunks of relative actions), under the name by which Dataset::stats() gives them back. Kept
   /// with every checkpoint.
   virtual std::map<std::string, data::FeatureStats> own_stats() const { return {}; }
+  /// A transform and the statistics of its dataset, as a checkpoint keeps them: those of every
+  /// column that it reads, complete (min, max, mean, std, q01, q99), and its own_stats().
+  struct Described {
+    const Transform* transform = nullptr;
+    std::map<std::string, data::FeatureStats> stats = {};
+  };
+  /// Further files of an exported checkpoint, (name, text), in which upstream keeps what is done to
+  /// samples. `parts`: this one, and of a mixture those of the other datasets, in order.
+  virtual std::vector<std::pair<std::string, std::string>> checkpoint_files(
+      std::span<const Described> parts) const {
+    static_cast<void>(parts);
+    return {};
+  }
   /// Cheap checks of the whole dataset against the model before step 1 (action dimension, cameras,
   /// prompt lengths).
   virtual void check_dataset(const data::Dataset& dataset) const = 0;
@@ -279,6 +287,9 @@ struct DataBinding {
   data::AugmentConfig augment;  // resolved; applied to training samples only
   /// The model changes the pictures, on its device; else the transform does it on the host.
   bool augment_on_device = false;
+  /// The checkpoint whose own recipe the configuration comes from; empty for a new run. Its files
+  /// say what was done to samples, whatever became of the weights that it started from.
+  std::filesystem::path own_checkpoint = {};
 };
 
 /// Base of a family's `model:` section. `reflect` lists every field of that section,
@@ -349,6 +360,8 @@ class ModelFamily {
   /// Layers that multiply in FP8 under train.fp8: default, as patterns over the names that the
   /// family's README lists.
   virtual std::vector<std::string> default_fp8_layers() const { return {}; }
+  /// Switches of the recipe ("perf.fused_loss") that change nothing for this family.
+  virtual std::vector<std::string> unused_switches() const { return {}; }
   /// Work of a batch.
   virtual BatchCost cost(const ModelConfig& config, const Batch& batch) const = 0;
   /// A host batch of random numbers, for measuring without a dataset.

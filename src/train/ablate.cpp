@@ -5,69 +5,58 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <nlohmann/json.hpp>
 
-#include "base/config/load.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "runtime/device.h"
 #include "runtime/stream.h"
+#include "train/switches.h"
 
 namespace longship::train {
 namespace {
 
-/// A setting and the value that is the plain way.
-struct Switch {
-  std::string key, off;
+struct Outcome {
+  nlohmann::json report;
+  std::vector<double> losses;
 };
 
-const std::vector<Switch>& all_switches() {
-  static const std::vector<Switch> switches = {{"perf.fused_norms", "false"},
-                                               {"perf.fused_activations", "false"},
-                                               {"perf.fused_rope", "false"},
-                                               {"perf.fused_loss", "false"},
-                                               {"perf.fused_optimizer", "false"},
-                                               {"perf.sparse_embedding", "false"},
-                                               {"perf.stacked_linears", "false"},
-                                               {"perf.flash_attention", "false"},
-                                               {"perf.pack_text", "false"},
-                                               {"perf.copy_ahead", "false"},
-                                               {"perf.two_graphs", "false"},
-                                               {"model.train_slots", "all"},
-                                               {"perf.feature_cache", "0"},
-                                               {"perf.grid_cache", "false"},
-                                               {"train.cuda_graph", "none"},
-                                               {"train.recompute", "none"},
-                                               {"train.fp8", "null"}};
-  return switches;
-}
+/// Runs a recipe under settings, each combination once.
+class Variants {
+ public:
+  Variants(const Recipe& recipe, std::shared_ptr<const data::Dataset> dataset,
+           const BenchOptions& options, const FamilyLookup& lookup)
+      : recipe_(recipe), dataset_(std::move(dataset)), options_(options), lookup_(lookup) {}
 
-std::vector<Switch> chosen(const Recipe& recipe, const std::vector<std::string>& only) {
-  std::vector<Switch> out;
-  const auto values = flatten(recipe);
-  for (const Switch& one : all_switches()) {
-    const auto it = std::find_if(values.begin(), values.end(),
-                                 [&](const auto& entry) { return entry.first == one.key; });
-    const bool on = it != values.end() && it->second != one.off;
-    const bool asked = std::find(only.begin(), only.end(), one.key) != only.end();
-    LS_CHECK(!asked || on, ConfigError, "--only: {} is off already in this recipe", one.key);
-    if (on && (only.empty() || asked)) out.push_back(one);
+  const Outcome& run(const std::vector<std::string>& settings) {
+    const std::string name = fmt::format("{}", fmt::join(settings, " "));
+    const auto known = outcomes_.find(name);
+    if (known != outcomes_.end()) return known->second;
+    runtime::release_cached_memory();
+    log::info("measuring {}", name.empty() ? "the recipe" : name);
+    BenchLosses losses;
+    nlohmann::json report = bench_train(with_overrides(recipe_, settings, lookup_), dataset_,
+                                        options_, lookup_, &losses);
+    return outcomes_[name] = {std::move(report), std::move(losses.losses)};
   }
-  for (const std::string& key : only) {
-    const bool known = std::any_of(all_switches().begin(), all_switches().end(),
-                                   [&](const Switch& one) { return one.key == key; });
-    std::vector<std::string> names;
-    for (const Switch& one : all_switches()) names.push_back(one.key);
-    LS_CHECK(known, ConfigError, "--only: '{}' is no switch; choose from {}", key,
-             fmt::join(names, ", "));
-  }
-  return out;
-}
+
+ private:
+  const Recipe& recipe_;
+  std::shared_ptr<const data::Dataset> dataset_;
+  const BenchOptions& options_;
+  const FamilyLookup& lookup_;
+  std::map<std::string, Outcome> outcomes_;
+};
 
 double loss_error(const std::vector<double>& a, const std::vector<double>& b) {
+  LS_CHECK(a.size() == b.size() && !a.empty(), InternalError,
+           "ablate compares runs of {} and {} steps", a.size(), b.size());
   double sum = 0;
-  const size_t n = std::min(a.size(), b.size());
-  for (size_t i = 0; i < n; ++i) sum += std::abs(a[i] - b[i]) / std::max(std::abs(a[i]), 1e-12);
-  return n == 0 ? 0 : sum / static_cast<double>(n);
+  for (size_t i = 0; i < a.size(); ++i) {
+    sum += std::abs(a[i] - b[i]) / std::max(std::abs(a[i]), 1e-12);
+  }
+  return sum / static_cast<double>(a.size());
 }
 
 /// The number at a path such as "/memory/named"; 0 where the report has none.
@@ -76,54 +65,83 @@ double number(const nlohmann::json& report, const char* path) {
   return report.contains(at) && report.at(at).is_number() ? report.at(at).get<double>() : 0;
 }
 
+SwitchFacts facts_of(const Recipe& recipe, const data::Dataset* dataset,
+                     const BenchOptions& options, const FamilyLookup& lookup) {
+  SwitchFacts out;
+  out.device = runtime::parse_device(recipe.train.device);
+  out.random_batches = options.synthetic_tokens.has_value();
+  out.preloaded = options.preload;
+  const Recipe bound = with_overrides(recipe, {}, lookup);
+  if (dataset != nullptr) bound.model->bind_dataset(*dataset);
+  const models::BuildOptions shapes{.device = at::kMeta, .initialise = false};
+  out.frozen_part = bound.family->build(*bound.model, shapes)->has_frozen_part();
+  return out;
+}
+
+nlohmann::json row_of(const SwitchRow& row, const Outcome& with, const Outcome& without,
+                      double bound) {
+  const auto added = [&](const char* path) {
+    return number(without.report, path) - number(with.report, path);
+  };
+  const double error = loss_error(with.losses, without.losses);
+  return {{"switch", row.key},
+          {"off", fmt::format("{}", fmt::join(row.plain, " "))},
+          {"against", fmt::format("{}", fmt::join(row.both, " "))},
+          {"ms", added("/ms_per_step/median")},
+          {"wall_ms", added("/ms_per_step_wall")},
+          {"data_wait_ms", added("/data_wait_ms")},
+          {"gib", added("/memory/allocator/reserved_peak") / (1 << 30)},
+          {"launches", added("/profile/kernels_per_step")},
+          {"idle_ms", added("/profile/idle_us_per_step") / 1e3},
+          {"loss_error", error},
+          {"agrees", error <= bound}};
+}
+
 }  // namespace
 
 nlohmann::json ablate(const Recipe& recipe, std::shared_ptr<const data::Dataset> dataset,
                       const BenchOptions& options, const std::vector<std::string>& only,
                       const FamilyLookup& lookup) {
-  const std::vector<Switch> switches = chosen(recipe, only);
+  const SwitchPlan plan =
+      plan_switches(recipe, facts_of(recipe, dataset.get(), options, lookup), only);
   const double bound = recipe.train.fp8 ? 5e-2 : recipe.train.dtype == "bf16" ? 2e-2 : 1e-4;
-  BenchLosses base_losses;
+  Variants variants(recipe, std::move(dataset), options, lookup);
   nlohmann::json out;
-  out["base"] = bench_train(recipe, dataset, options, lookup, &base_losses);
+  out["base"] = variants.run({}).report;
   out["loss_bound"] = bound;
+  out["rows"] = nlohmann::json::array();
+  out["left_out"] = nlohmann::json::array();
   bool agree = true;
-  for (const Switch& one : switches) {
-    runtime::release_cached_memory();
-    std::vector<std::string> overrides{one.key + "=" + one.off};
-    if (one.key == "perf.fused_optimizer") overrides.push_back("train.cuda_graph=none");
-    log::info("without {}", one.key);
-    BenchLosses losses;
-    const nlohmann::json report =
-        bench_train(with_overrides(recipe, overrides, lookup), dataset, options, lookup, &losses);
-    const auto added = [&](const char* path) {
-      return number(report, path) - number(out["base"], path);
-    };
-    const double error = loss_error(base_losses.losses, losses.losses);
-    agree = agree && error <= bound;
-    out["rows"].push_back({{"switch", one.key},
-                           {"off", fmt::format("{}", fmt::join(overrides, " "))},
-                           {"ms", added("/ms_per_step/median")},
-                           {"gib", added("/memory/allocator/reserved_peak") / (1 << 30)},
-                           {"launches", added("/profile/kernels_per_step")},
-                           {"idle_ms", added("/profile/idle_us_per_step") / 1e3},
-                           {"loss_error", error},
-                           {"agrees", error <= bound}});
+  for (const SwitchRow& row : plan.rows) {
+    const Outcome& with = variants.run(row.both);
+    out["rows"].push_back(row_of(row, with, variants.run(row.plain), bound));
+    agree = agree && out["rows"].back()["agrees"].get<bool>();
+  }
+  for (const auto& [key, why] : plan.left_out) {
+    out["left_out"].push_back({{"switch", key}, {"why", why}});
   }
   out["agree"] = agree;
   return out;
 }
 
 std::string ablation_text(const nlohmann::json& report) {
-  std::string out = fmt::format("{:<26} {:>9} {:>8} {:>9} {:>9} {:>11}\n", "turned off", "ms",
-                                "GiB", "launches", "idle ms", "loss error");
-  if (!report.contains("rows")) return out + "(no switch is on)\n";
+  std::string out =
+      fmt::format("{:<26} {:>9} {:>9} {:>9} {:>8} {:>9} {:>9} {:>11}\n", "turned off", "ms",
+                  "wall ms", "data ms", "GiB", "launches", "idle ms", "loss error");
   for (const auto& row : report["rows"]) {
-    out += fmt::format("{:<26} {:>+9.2f} {:>+8.2f} {:>+9.0f} {:>+9.2f} {:>11.2e}{}\n",
-                       row["switch"].get<std::string>(), row["ms"].get<double>(),
-                       row["gib"].get<double>(), row["launches"].get<double>(),
-                       row["idle_ms"].get<double>(), row["loss_error"].get<double>(),
-                       row["agrees"].get<bool>() ? "" : "  TOO LARGE");
+    const std::string against = row["against"].get<std::string>();
+    out += fmt::format(
+        "{:<26} {:>+9.2f} {:>+9.2f} {:>+9.2f} {:>+8.2f} {:>+9.0f} {:>+9.2f} {:>11.2e}{}{}\n",
+        row["switch"].get<std::string>(), row["ms"].get<double>(), row["wall_ms"].get<double>(),
+        row["data_wait_ms"].get<double>(), row["gib"].get<double>(), row["launches"].get<double>(),
+        row["idle_ms"].get<double>(), row["loss_error"].get<double>(),
+        row["agrees"].get<bool>() ? "" : "  TOO LARGE",
+        against.empty() ? "" : "  (both sides with " + against + ")");
+  }
+  if (report["rows"].empty()) out += "(no switch is on)\n";
+  for (const auto& one : report["left_out"]) {
+    out += fmt::format("not tried: {}: {}\n", one["switch"].get<std::string>(),
+                       one["why"].get<std::string>());
   }
   return out;
 }

@@ -52,6 +52,10 @@ Assembly assemble(const Recipe& bound, at::Device device, Parallel* parallel) {
   models::BuildOptions build = build_options(bound, device);
   // No process ever holds all weights then: they come tensor by tensor, and each keeps its part.
   build.allocate = !several || !shards_weights(bound.parallel);
+  if (!device.is_cuda() && !bound.perf.cpu_oracles) {
+    log::info(
+        "on this device the library's operators do all work: the kernels of perf are for CUDA");
+  }
   out.policy = bound.family->build(*bound.model, build);
   AdamWConfig config = bound.optim.adamw();
   config.fused = bound.perf.fused_optimizer;
@@ -75,6 +79,7 @@ Assembly assemble(const Recipe& bound, at::Device device, Parallel* parallel) {
   options.graph = parse_graph_mode(bound.train.cuda_graph);
   options.copy_ahead = bound.perf.copy_ahead;
   options.fused_update = bound.perf.fused_optimizer;
+  options.hand_over_gradients = bound.perf.hand_over_gradients;
   options.sync = out.sync.get();
   choose_frozen_part(bound, *out.policy, several, options);
   if (out.sync) {

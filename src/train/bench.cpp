@@ -48,6 +48,8 @@ class Source {
       const auto first = 1 + 2 * static_cast<uint64_t>(share.rank);
       for (uint64_t seed : {first, first + 1}) {
         made_.push_back(recipe.family->synthetic_batch(*recipe.model, shape, seed));
+        // Samples of their own: what is kept by sample must not be another's.
+        for (int64_t& id : made_.back()->sample_ids) id += static_cast<int64_t>(seed) * shape.batch;
         policy.prepare(*made_.back(), {static_cast<uint64_t>(recipe.train.seed), seed});
         if (!pin_) continue;
         for (auto& [name, tensor] : made_.back()->tensors()) *tensor = tensor->pin_memory();
@@ -236,6 +238,7 @@ nlohmann::json Bench::speed(double executed, double reference) const {
   out["samples_per_s"] = runtime::rounded(processes * rate);
   out["samples_per_s_wall"] = runtime::rounded(processes * 1e3 * samples / mean);
   out["ms_per_step"] = runtime::percentiles_json(p);
+  out["ms_per_step_wall"] = runtime::rounded(mean);
   out["jitter"] = runtime::rounded((p.p90 - p.p10) / p.median);
   out["data_wait_ms"] = runtime::rounded(wait_ms_ / static_cast<double>(options_.steps));
   std::string name = "CPU";

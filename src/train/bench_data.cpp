@@ -307,7 +307,8 @@ nlohmann::json bench_feed(const Recipe& recipe, std::shared_ptr<const data::Data
   const auto seed = static_cast<uint64_t>(bound.train.seed);
   const int64_t micro = bound.train.global_batch / bound.train.num_micro();
   const data::ShuffledStream stream(samples.order, micro);
-  const BatchMaker maker(*dataset, *transform, *policy, device.is_cuda());
+  const BatchMaker maker(*dataset, *transform, *policy, device.is_cuda(), nullptr,
+                         bound.data.share_decoding);
   nlohmann::json report = report_of(*dataset, "model", micro, transform->windows());
   report["family"] = bound.family->name();
   report["device"] = runtime::describe(device);

@@ -74,7 +74,8 @@ nlohmann::json times_json(const dist::StepForecast& step, double samples) {
 }
 
 nlohmann::json row(const dist::BucketPlan& plan, const dist::CostOptions& cost,
-                   const char* strategy, const Recipe& recipe, const ScalingOptions& options) {
+                   const char* strategy, const Recipe& recipe, const ScalingOptions& options,
+                   const dist::ScalingConstants& constants) {
   const int64_t gpus = plan.options.world_size;
   nlohmann::json collectives = nlohmann::json::object();
   double sent = 0;
@@ -95,13 +96,15 @@ nlohmann::json row(const dist::BucketPlan& plan, const dist::CostOptions& cost,
   if (!options.step_ms) return out;
   const double samples = static_cast<double>(recipe.train.global_batch * gpus);
   out["times"] = times_json(
-      dist::predict_step(plan, cost, options.per_node, *options.step_ms, options.constants),
-      samples);
+      dist::predict_step(plan, cost, options.per_node, *options.step_ms, constants), samples);
   return out;
 }
 
 nlohmann::json constants_json(const dist::ScalingConstants& c) {
-  return {{"nvlink_gb_s", c.nvlink_gb_s},
+  return {{"peer", c.peer},
+          {"peer_gb_s", c.peer_gb_s},
+          {"peer_slowdown_ms_per_gb", c.peer_slowdown_ms_per_gb},
+          {"nvlink_gb_s", c.nvlink_gb_s},
           {"slowdown_ms_per_gb", c.slowdown_ms_per_gb},
           {"convert_tb_s", c.convert_tb_s},
           {"update_tb_s", c.update_tb_s},
@@ -148,14 +151,16 @@ nlohmann::json bench_scaling(const Recipe& recipe, const ScalingOptions& options
   const std::vector<dist::ParamSpec> specs = specs_of(recipe);
   int64_t parameters = 0;
   for (const dist::ParamSpec& spec : specs) parameters += spec.numel;
+  dist::ScalingConstants constants = options.constants;
+  constants.peer = recipe.parallel.transport != "nccl";
   nlohmann::json rows = nlohmann::json::array();
   for (const int64_t gpus : options.gpus) {
     const dist::RankGroup all = dist::whole_group(gpus, options.per_node);
     LS_CHECK(gpus > 1, ConfigError, "--gpus: {} GPU exchanges nothing; at least 2", gpus);
     const dist::BucketPlan plan = plan_gradients(specs, recipe.parallel, gpus);
     for (const char* strategy : strategies(recipe, all.nodes() > 1 && options.per_node > 1)) {
-      rows.push_back(
-          row(plan, cost_of(recipe, strategy, options.per_node), strategy, recipe, options));
+      rows.push_back(row(plan, cost_of(recipe, strategy, options.per_node), strategy, recipe,
+                         options, constants));
     }
   }
   return {{"family", recipe.family->name()},
@@ -168,7 +173,7 @@ nlohmann::json bench_scaling(const Recipe& recipe, const ScalingOptions& options
           {"reshard", recipe.parallel.reshard},
           {"per_node", options.per_node},
           {"step_ms", options.step_ms ? nlohmann::json(*options.step_ms) : nlohmann::json(nullptr)},
-          {"constants", constants_json(options.constants)},
+          {"constants", constants_json(constants)},
           {"rows", rows}};
 }
 

@@ -16,8 +16,8 @@ namespace longship::train {
 struct ScalingOptions {
   std::vector<int64_t> gpus = {8, 64, 1024};  // in all
   int64_t per_node = 8;
-  std::optional<double> step_ms;  // of one GPU with the recipe's batch; without: no times
-  dist::ScalingConstants constants;
+  std::optional<double> step_ms;     // of one GPU with the recipe's batch; without: no times
+  dist::ScalingConstants constants;  // `peer` is taken from the recipe's parallel.transport
 };
 
 /// Builds the recipe's model without memory, as a CUDA device would have it, and predicts each

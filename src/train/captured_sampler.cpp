@@ -4,6 +4,7 @@
 #include <ATen/ops/empty_like.h>
 
 #include "runtime/device.h"
+#include "train/batch_transfer.h"
 
 namespace longship::train {
 
@@ -35,7 +36,7 @@ at::Tensor CapturedSampler::sample(const models::Batch& batch, const models::Dra
     own->to(device_);
     return policy_.sample(*own, key);
   }
-  plan.inputs->copy_values(*own);
+  take_values(*plan.inputs, *own);
   if (!plan.graph) {
     plan.graph = std::make_unique<runtime::CapturedGraph>();
     plan.graph->capture(stream_, pool_, [&] { plan.actions = policy_.sample(*plan.inputs, key); });

@@ -1,10 +1,8 @@
 #include "train/checkpoint_io.h"
 
-#include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
 #include <map>
-#include <set>
 
 #include "base/error.h"
 #include "base/fs.h"
@@ -12,22 +10,13 @@
 #include "data/mixture.h"
 #include "data/stats.h"
 #include "io/tensor_io.h"
+#include "train/export_plan.h"
 #include "train/session.h"
 
 namespace longship::train {
 namespace {
 
 namespace fs = std::filesystem;
-
-// Values that replace parameters in the export, in the parameters' own dtype.
-std::vector<models::NamedTensor> export_values(const AdamW& optimizer) {
-  std::vector<models::NamedTensor> out;
-  if (!optimizer.has_ema()) return out;
-  for (const AdamW::Entry& e : optimizer.entries()) {
-    out.push_back({e.name, e.ema.to(e.param.scalar_type())});
-  }
-  return out;
-}
 
 io::NamedTensors policy_state_of(models::Policy& policy) {
   io::NamedTensors out;
@@ -37,7 +26,8 @@ io::NamedTensors policy_state_of(models::Policy& policy) {
 
 }  // namespace
 
-std::string stats_json(const data::Dataset& dataset, const models::Transform& transform) {
+std::map<std::string, data::FeatureStats> checkpoint_stats(const data::Dataset& dataset,
+                                                           const models::Transform& transform) {
   std::map<std::string, data::FeatureStats> stats = dataset.stats();
   const auto complete = [&](const data::Dataset& part, const std::string& prefix) {
     for (const auto& [column, offsets] : transform.windows().columns) {
@@ -53,7 +43,7 @@ std::string stats_json(const data::Dataset& dataset, const models::Transform& tr
     complete(dataset, "");
   }
   stats.merge(transform.own_stats());
-  return stats_to_json(stats);
+  return stats;
 }
 
 std::string initial_weights(const Recipe& recipe) {
@@ -68,86 +58,6 @@ void fill_weights(models::Policy& policy, const Recipe& recipe, const models::Pr
   if (weights.empty()) return policy.initialise(static_cast<uint64_t>(recipe.train.seed), sink);
   log::info("weights from {}", weights);
   policy.load_weights(weights, sink);
-}
-
-std::vector<ExportTensor> export_plan(models::Policy& policy, const AdamW& optimizer, bool whole) {
-  std::map<std::string, at::Tensor> updated;  // the model's parameters
-  std::set<std::string> frozen;
-  std::set<const void*> trained;  // memory that updates change
-  const std::map<std::string, TableParts> tables = tables_of(policy_state_of(policy));
-  std::map<std::string, at::Tensor> all;
-  // Tables are written from their parts; the policy need not put them together for the plan.
-  std::vector<models::NamedTensor> shapes;
-  for (const models::ParamInfo& info : policy.parameters()) {
-    all[info.name] = info.tensor;
-    if (tables.contains(info.name)) {
-      shapes.push_back(
-          {info.name, at::empty(info.tensor.sizes(), info.tensor.options().device(at::kMeta))});
-    }
-    if (info.role == models::ParamRole::kFrozen) {
-      frozen.insert(info.name);
-      continue;
-    }
-    updated[info.name] = info.tensor;
-    trained.insert(info.tensor.storage().data());
-  }
-  std::vector<ExportTensor> out;
-  std::vector<size_t> derived;
-  const std::string values = optimizer.has_ema() ? "ema." : "weights.";
-  const auto part_of = [&](const std::string& parameter, std::vector<int64_t> rows) {
-    ExportRows part;
-    part.rows = std::move(rows);
-    if (updated.contains(parameter)) {
-      part.part.source = values + parameter;
-    } else if (whole) {
-      part.part.literal = all.at(parameter).detach();
-    } else {
-      part.part.source = "param." + parameter;
-    }
-    return part;
-  };
-  for (const models::NamedTensor& t : policy.export_weights(shapes)) {
-    ExportTensor e;
-    e.spec = {t.name, io::to_dtype(t.tensor.scalar_type()), t.tensor.sizes().vec()};
-    if (const auto table = tables.find(t.name); table != tables.end()) {
-      std::vector<ExportRows> parts;
-      for (const auto& [parameter, rows] : table->second) parts.push_back(part_of(parameter, rows));
-      e.pieces = pieces_of(t.name, e.spec.shape, parts);
-      out.push_back(std::move(e));
-      continue;
-    }
-    const auto found = updated.find(t.name);
-    const bool is_parameter = found != updated.end() && found->second.sizes() == t.tensor.sizes() &&
-                              found->second.const_data_ptr() == t.tensor.const_data_ptr();
-    if (is_parameter) {
-      e.source = values + t.name;
-    } else if (!whole && frozen.contains(t.name)) {
-      e.source = "param." + t.name;
-    } else {
-      LS_CHECK(whole || t.tensor.numel() == 0 || t.tensor.storage().nbytes() > 0, InternalError,
-               "the exported '{}' is made from parameters that no process holds as a whole",
-               t.name);
-      LS_CHECK(found == updated.end(), InternalError,
-               "the exported '{}' is not the parameter of that name", t.name);
-      e.literal = t.tensor.detach();
-      e.literal_moves = trained.contains(t.tensor.storage().data());
-      if (e.literal_moves) derived.push_back(out.size());
-    }
-    out.push_back(std::move(e));
-  }
-  // What a family makes from several parameters has no tensor of its own in the state.
-  if (!derived.empty() && optimizer.has_ema()) {
-    for (const AdamW::Entry& e : optimizer.entries()) {
-      LS_CHECK(e.param.sizes() == updated.at(e.name).sizes(), InternalError,
-               "'{}' is exported from the moving average of several parameters, which no process "
-               "holds as a whole",
-               out[derived.front()].spec.name);
-    }
-    const std::vector<models::NamedTensor> averages =
-        policy.export_weights(export_values(optimizer));
-    for (const size_t i : derived) out[i].literal = averages.at(i).tensor.detach();
-  }
-  return out;
 }
 
 SaveParts collect_parts(const CheckpointContents& contents, models::Policy& policy,
@@ -169,6 +79,7 @@ SaveParts collect_parts(const CheckpointContents& contents, models::Policy& poli
       {"config.yaml", contents.recipe_yaml},
       {"stats.json", contents.stats_json},
       {"state/trainer.json", to_json(state)}};
+  parts.texts.insert(parts.texts.end(), contents.files.begin(), contents.files.end());
   return parts;
 }
 

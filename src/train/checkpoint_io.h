@@ -2,7 +2,10 @@
 // What is inside a checkpoint: weights, configuration, statistics, training state.
 
 #include <filesystem>
+#include <map>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "data/dataset.h"
 #include "models/spec.h"
@@ -22,11 +25,14 @@ struct CheckpointContents {
   std::string recipe_yaml;
   const data::Dataset* dataset = nullptr;
   std::string stats_json;
+  /// Those that the family adds (Transform::checkpoint_files()).
+  std::vector<std::pair<std::string, std::string>> files = {};
 };
 
 /// Statistics of every feature, those the transform reads completed from the rows (min, max, mean,
 /// std, q01, q99).
-std::string stats_json(const data::Dataset& dataset, const models::Transform& transform);
+std::map<std::string, data::FeatureStats> checkpoint_stats(const data::Dataset& dataset,
+                                                           const models::Transform& transform);
 
 /// model.checkpoint of a recipe, or "".
 std::string initial_weights(const Recipe& recipe);
@@ -52,17 +58,9 @@ struct SaveParts {
 SaveParts collect_parts(const CheckpointContents& contents, models::Policy& policy,
                         const AdamW& optimizer, const TrainerState& state,
                         GradientSync* sync = nullptr);
-/// The tensors of the public checkpoint, with their source in the state where training changes
-/// them: the moving average when there is one, else the masters, cast to the parameters' dtype. The
-/// optimizer may update parts of the parameters. `whole`: whether the policy holds its parameters;
-/// where it does not, frozen ones are "param.<name>" of the state. Throws InternalError for a
-/// family that derives an exported tensor from several parameters where no process holds these.
-std::vector<ExportTensor> export_plan(models::Policy& policy, const AdamW& optimizer,
-                                      bool whole = true);
-
-/// Writes step_N by all ranks of the group: model.safetensors (public names, the parameters' dtype;
-/// the moving average when there is one; streamed from the state), config.json, config.yaml,
-/// stats.json, state/optimizer.rRRRR-of-WWWW.safetensors of every rank, state/index.json,
+/// Writes step_N by all ranks of the group: model.safetensors (export_plan(), streamed from the
+/// state), config.json, config.yaml, stats.json, the family's files,
+/// state/optimizer.rRRRR-of-WWWW.safetensors of every rank, state/index.json,
 /// state/policy.safetensors, state/trainer.json, state/manifest.json. Throws like
 /// CheckpointStore::save().
 std::filesystem::path save_parts(CheckpointStore& store, CheckpointGroup& group,

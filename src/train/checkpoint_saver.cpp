@@ -135,7 +135,8 @@ SaveParts HostCopy::take(const SaveParts& parts) {
           continue;
         }
         const int64_t count = std::min(room, flat.numel() - done);
-        StateSlice piece{s.name, s.begin + done, s.begin + done + count, s.shape, flat};
+        StateSlice piece{s.name, s.begin + done, s.begin + done + count, s.shape,
+                         at::empty({0}, flat.options().device(at::kCPU))};
         if (count > 0) {
           piece.tensor = chunks_[chunk].narrow(0, used, count * width).view(flat.scalar_type());
           piece.tensor.copy_(flat.narrow(0, done, count), /*non_blocking=*/true);

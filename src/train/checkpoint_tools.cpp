@@ -208,8 +208,12 @@ void consolidate_checkpoint(const fs::path& checkpoint, const fs::path& out,
   }
   AtomicFolder folder(out, ExitCode::kCheckpoint);
   write_model(folder.path() / "model.safetensors", plan, state, written);
-  for (const char* name : {"config.json", "config.yaml", "stats.json"}) {
-    if (fs::exists(checkpoint / name)) copy_whole(checkpoint / name, folder.path() / name);
+  // What describes the model and its inputs; weights are those above.
+  for (const auto& entry : fs::directory_iterator(checkpoint)) {
+    const std::string kind = entry.path().extension().string();
+    if (!entry.is_regular_file() || (kind != ".json" && kind != ".yaml")) continue;
+    if (entry.path().filename().string().starts_with("model.safetensors")) continue;
+    copy_whole(entry.path(), folder.path() / entry.path().filename());
   }
   folder.commit();
 }

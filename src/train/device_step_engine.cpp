@@ -17,19 +17,20 @@
 #include "ops/adamw.h"
 #include "runtime/device.h"
 #include "runtime/stream.h"
+#include "train/batch_transfer.h"
 #include "train/frozen_stage.h"
+#include "train/generator_watch.h"
 #include "train/graph_contract.h"
 
 namespace longship::train {
 namespace {
 
-using Batches = std::vector<std::unique_ptr<models::Batch>>;
-
 /// A shape of step: its input buffers and, from its second occurrence on, its graph.
 struct Plan {
   Batches inputs;
   std::unique_ptr<runtime::CapturedGraph> graph;
-  bool ran = false;  // once eagerly, so that libraries have made their plans and workspaces
+  bool ran = false;   // once eagerly, so that libraries have made their plans and workspaces
+  std::string draws;  // why it may not be captured: what the eager step drew
   GraphContract contract;
   std::string refused;  // why the last step was not replayed
   /// Collectives inside the graph, which the communicator does not see when it is replayed.
@@ -84,6 +85,7 @@ class DeviceStepEngine : public StepEngine {
 
  private:
   Plan& plan_for(const Batches& micro);
+  GradReset how_gradients_begin() const;
   void reset_gradients();
   void micro_step(const models::Batch& batch, at::Tensor row, int64_t count);
   void update();
@@ -135,10 +137,14 @@ void DeviceStepEngine::micro_step(const models::Batch& batch, at::Tensor row, in
 
 // With kDrop the backward pass hands over its own gradient buffers; per-micro-batch graphs add to
 // buffers that stay, and so do the buckets of several processes.
+GradReset DeviceStepEngine::how_gradients_begin() const {
+  const bool drop = options_.hand_over_gradients && options_.graph != GraphMode::kPerMicrobatch;
+  return drop ? GradReset::kDrop : GradReset::kZero;
+}
+
 void DeviceStepEngine::reset_gradients() {
   if (options_.sync != nullptr) return options_.sync->begin_step();
-  optimizer_.zero_grad(options_.graph == GraphMode::kPerMicrobatch ? GradReset::kZero
-                                                                   : GradReset::kDrop);
+  optimizer_.zero_grad(how_gradients_begin());
 }
 
 // From the gradients to the weights.
@@ -199,10 +205,13 @@ std::vector<GraphContract::Named> DeviceStepEngine::touched() const {
 }
 
 bool DeviceStepEngine::may_replay(Plan& plan, const Batches& batches) {
-  const std::string why =
-      plan.contract.mismatch(batches, options_.graph == GraphMode::kPerMicrobatch);
+  std::string why = plan.draws;
+  if (why.empty() && plan.graph) {
+    why = plan.contract.mismatch(batches, options_.graph == GraphMode::kPerMicrobatch);
+  }
   if (!why.empty() && why != plan.refused) {
-    log::warn("a captured step is not replayed: {}; such steps run eagerly, which is slower", why);
+    log::warn("a step is not replayed as a graph: {}; such steps run eagerly, which is slower",
+              why);
   }
   plan.refused = why;
   facts_.eager_steps += why.empty() ? 0 : 1;
@@ -223,12 +232,13 @@ GradientSync::Timed DeviceStepEngine::run_captured(Plan& plan, const Batches& ba
   const int64_t count = static_cast<int64_t>(batches.size());
   GradientSync* sync = options_.sync;
   if (options_.graph == GraphMode::kFullIteration) {
-    for (size_t m = 0; m < batches.size(); ++m) plan.inputs[m]->copy_values(*batches[m]);
+    for (size_t m = 0; m < batches.size(); ++m) take_values(*plan.inputs[m], *batches[m]);
     inputs_taken();
     if (plan.graph) {
       if (sync != nullptr) sync->count_again(plan.traffic);
     } else {
-      if (sync == nullptr) optimizer_.zero_grad(GradReset::kDrop);
+      // The capture's own buffers take the place of those of the eager step.
+      if (sync == nullptr) optimizer_.zero_grad(how_gradients_begin());
       const auto before = sync == nullptr ? plan.traffic : sync->traffic();
       capture(plan, [&] { plan.timed = whole_step(plan.inputs); });
       if (sync != nullptr) plan.traffic = sync->traffic_since(before);
@@ -245,7 +255,7 @@ GradientSync::Timed DeviceStepEngine::run_captured(Plan& plan, const Batches& ba
   // Before any micro-batch is begun: one graph serves all of them, so nothing is sent inside.
   if (!plan.graph) capture(plan, [&] { micro_step(input, row_, count); });
   for (int64_t m = 0; m < count; ++m) {
-    input.copy_values(*batches[static_cast<size_t>(m)]);
+    take_values(input, *batches[static_cast<size_t>(m)]);
     if (sync != nullptr) sync->begin_micro_batch(m + 1 == count);
     plan.graph->replay();
     loss_row(m).copy_(row_);
@@ -259,15 +269,17 @@ GradientSync::Timed DeviceStepEngine::run_captured(Plan& plan, const Batches& ba
 
 // A step by its plan: eagerly the first time, then captured, then replayed.
 GradientSync::Timed DeviceStepEngine::run(Plan& plan, const Batches& batches) {
-  const bool captured =
-      options_.graph != GraphMode::kNone && plan.ran && (!plan.graph || may_replay(plan, batches));
-  if (captured) return run_captured(plan, batches);
+  if (options_.graph != GraphMode::kNone && plan.ran && may_replay(plan, batches)) {
+    return run_captured(plan, batches);
+  }
   GradientSync::Timed timed;
   if (options_.graph == GraphMode::kNone) {
     timed = whole_step(batches);
   } else {
     const runtime::PoolScope in_pool(pool_, compute_);
+    const GeneratorWatch watch(options_.device);
     timed = whole_step(batches);
+    plan.draws = watch.moved();
     plan.ran = true;
   }
   inputs_taken();
@@ -277,10 +289,7 @@ GradientSync::Timed DeviceStepEngine::run(Plan& plan, const Batches& batches) {
 Plan& DeviceStepEngine::plan_for(const Batches& micro) {
   const std::string key = graph_key(micro);
   if (plans_.size() >= kMaxGraphs && !plans_.contains(key)) {
-    log::warn(
-        "more than {} shapes of steps: their graphs are dropped and captured again; a larger "
-        "perf.token_bucket gives fewer shapes",
-        kMaxGraphs);
+    warn_graphs_dropped("steps");
     compute_.synchronize();
     plans_.clear();
   }
@@ -306,7 +315,7 @@ void DeviceStepEngine::submit(int64_t step, Batches micro, int64_t num_updates,
   {
     const runtime::Stream& stream = options_.copy_ahead ? copy_ : compute_;
     const runtime::StreamScope scope(stream);
-    for (const auto& batch : micro) batch->to(options_.device);
+    for (const auto& batch : micro) send(*batch, options_.device);
     copied.record(stream);
   }
   pending.batches = std::move(micro);
@@ -339,11 +348,15 @@ void DeviceStepEngine::submit(int64_t step, Batches micro, int64_t num_updates,
 void DeviceStepEngine::await(const runtime::Event& event) const {
   if (!options_.while_waiting) return event.synchronize();
   const auto begin = std::chrono::steady_clock::now();
-  while (!event.done()) {
-    std::this_thread::sleep_for(std::chrono::microseconds(100));
+  const auto look = [&] {
     const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - begin;
     options_.while_waiting(waited.count());
+  };
+  while (!event.done()) {
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+    look();
   }
+  look();  // the step may have ended because a lost peer's exchange was
 }
 
 StepReport DeviceStepEngine::take_report() {

@@ -24,27 +24,31 @@ const char* to_string(FeedStage stage) {
 
 BatchMaker::BatchMaker(const data::Dataset& dataset, const models::Transform& transform,
                        const models::Policy& policy, bool pin,
-                       std::shared_ptr<UnreadableSamples> unreadable)
+                       std::shared_ptr<UnreadableSamples> unreadable, bool share_decoding)
     : dataset_(dataset),
       transform_(transform),
       policy_(policy),
       pin_(pin),
       unreadable_(std::move(unreadable)),
+      share_decoding_(share_decoding),
       windows_(transform.windows()),
       decoding_before_(dataset.picture_statistics().decoding) {}
 
 std::vector<data::RawSample> BatchMaker::read(std::span<const int64_t> sample_ids) const {
-  try {
-    return dataset_.get_batch(sample_ids, windows_);
-  } catch (const DataError&) {
-    if (!unreadable_) throw;
+  if (share_decoding_) {
+    try {
+      return dataset_.get_batch(sample_ids, windows_);
+    } catch (const DataError&) {
+      if (!unreadable_) throw;
+    }
   }
-  // Which ones they are is found by asking for each alone.
+  // Behind an error: which ones they are is found by asking for each alone.
   std::vector<data::RawSample> samples;
   for (const int64_t id : sample_ids) {
     try {
       samples.push_back(dataset_.get(id, windows_));
     } catch (const DataError& error) {
+      if (!unreadable_) throw;
       unreadable_->note(id, error.what());
     }
   }
@@ -131,7 +135,8 @@ BatchFeed::BatchFeed(const Recipe& recipe, const data::Dataset& dataset,
                      const data::ShuffledStream& stream, bool pin, int64_t first_step,
                      int64_t last_step, const BatchShare& share)
     : num_micro_(recipe.train.num_micro(share.world_size)),
-      maker_(dataset, transform, policy, pin, unreadable_samples(recipe, stream)) {
+      maker_(dataset, transform, policy, pin, unreadable_samples(recipe, stream),
+             recipe.data.share_decoding) {
   const int64_t micro = recipe.train.micro_size(share.world_size);
   const uint64_t seed = static_cast<uint64_t>(recipe.train.seed);
   // Micro-batch i of this process: those of a step are neighbours in its own count, and lie

@@ -32,10 +32,11 @@ using StageTimes = std::array<Elapsed, kNumFeedStages>;
 /// reference must outlive it. Thread-safe.
 class BatchMaker {
  public:
-  /// Samples that cannot be used are left out and noted where `unreadable` is given.
+  /// Samples that cannot be used are left out and noted where `unreadable` is given. The samples
+  /// of a batch share the decoding of their pictures, or are read one by one.
   BatchMaker(const data::Dataset& dataset, const models::Transform& transform,
              const models::Policy& policy, bool pin,
-             std::shared_ptr<UnreadableSamples> unreadable = nullptr);
+             std::shared_ptr<UnreadableSamples> unreadable = nullptr, bool share_decoding = true);
   /// Throws DataError naming dataset, episode, frame and file of a sample that cannot be used, or
   /// when none of the batch can.
   std::unique_ptr<models::Batch> make(std::span<const int64_t> sample_ids,
@@ -53,6 +54,7 @@ class BatchMaker {
   const models::Policy& policy_;
   bool pin_;
   std::shared_ptr<UnreadableSamples> unreadable_;  // guards itself
+  bool share_decoding_;
   data::WindowSpec windows_;
   Elapsed decoding_before_;  // of the dataset, when this was made
   mutable std::mutex mutex_;

@@ -8,6 +8,8 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "train/batch_transfer.h"
+#include "train/generator_watch.h"
 
 namespace longship::train {
 namespace {
@@ -68,12 +70,18 @@ FrozenStage::Batches FrozenStage::compute_all(const Batches& micro) const {
 // On the stage's stream. The second occurrence of a shape is captured; a graph that may not be
 // replayed is left aside for the step.
 FrozenStage::Batches FrozenStage::replay(Plan& plan, const Batches& micro) {
-  if (!plan.ran) {
-    plan.ran = true;
+  const auto eagerly = [&] {
     const runtime::PoolScope in_pool(pool_, stream_);
     return compute_all(micro);
+  };
+  if (!plan.ran) {
+    plan.ran = true;
+    const GeneratorWatch watch(options_.device);
+    Batches out = eagerly();
+    plan.draws = watch.moved();
+    return out;
   }
-  if (!plan.graph) {
+  if (!plan.graph && plan.draws.empty()) {
     plan.inputs = graph_inputs(micro, micro.size());
     plan.graph = std::make_unique<runtime::CapturedGraph>();
     plan.graph->capture(stream_, pool_, [&] { plan.outputs = compute_all(plan.inputs); });
@@ -84,13 +92,14 @@ FrozenStage::Batches FrozenStage::replay(Plan& plan, const Batches& micro) {
     plan.contract = GraphContract(plan.inputs, touched);
     ++captures_;
   }
-  const std::string mismatch = plan.contract.mismatch(micro, /*one_input=*/false);
-  if (!mismatch.empty()) {
-    log::warn("the graph of the frozen part is not replayed: {}; it runs eagerly", mismatch);
-    const runtime::PoolScope in_pool(pool_, stream_);
-    return compute_all(micro);
+  const std::string mismatch =
+      plan.graph ? plan.contract.mismatch(micro, /*one_input=*/false) : plan.draws;
+  if (!mismatch.empty() && mismatch != plan.refused) {
+    log::warn("the frozen part is not replayed as a graph: {}; it runs eagerly", mismatch);
   }
-  for (size_t m = 0; m < micro.size(); ++m) plan.inputs[m]->copy_values(*micro[m]);
+  plan.refused = mismatch;
+  if (!mismatch.empty()) return eagerly();
+  for (size_t m = 0; m < micro.size(); ++m) take_values(*plan.inputs[m], *micro[m]);
   plan.graph->replay();
   graph_nodes_ = plan.graph->num_nodes();
   Batches out;
@@ -118,6 +127,7 @@ FrozenStage::Batches FrozenStage::run(const Batches& micro, const runtime::Event
   } else {
     const std::string key = graph_key(micro);
     if (plans_.size() >= kMaxGraphs && !plans_.contains(key)) {
+      warn_graphs_dropped("the frozen part");
       stream_.synchronize();
       plans_.clear();
     }

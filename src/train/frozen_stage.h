@@ -71,6 +71,8 @@ class FrozenStage {
     std::unique_ptr<runtime::CapturedGraph> graph;
     GraphContract contract;
     bool ran = false;
+    std::string draws;    // why it may not be captured: what the eager run drew
+    std::string refused;  // why the last run was not a replay
   };
   Batches compute_all(const Batches& micro) const;
   Batches replay(Plan& plan, const Batches& micro);

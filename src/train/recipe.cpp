@@ -197,6 +197,13 @@ std::vector<std::string> cross_checks(const Recipe& r) {
   require(r.train.cuda_graph == "none" || r.perf.fused_optimizer,
           "train.cuda_graph: needs perf.fused_optimizer; set perf.fused_optimizer=true or "
           "train.cuda_graph=none");
+  require(r.perf.hand_over_gradients || r.train.cuda_graph != "per_microbatch",
+          "perf.hand_over_gradients: train.cuda_graph per_microbatch keeps the gradients' buffers "
+          "anyway; remove it");
+  require(r.perf.hand_over_gradients || r.parallel.strategy == "none",
+          fmt::format("perf.hand_over_gradients: has no effect with parallel.strategy {}, where "
+                      "gradients go into buckets; remove it",
+                      r.parallel.strategy));
   require(!r.train.fp8 || r.train.dtype == "bf16",
           "train.fp8: works on bf16 weights; set train.dtype=bf16 or train.fp8=null");
   require(r.train.dtype == "fp32" || r.train.dtype == "bf16", "train.dtype: fp32 or bf16");
@@ -313,6 +320,7 @@ std::vector<Difference> compare(const Recipe& before, const Recipe& after) {
   // schedule.
   static const std::set<std::string> harmless = {"data.workers",
                                                  "data.prefetch",
+                                                 "data.share_decoding",
                                                  "data.expect_order_sha256",
                                                  "train.steps",
                                                  "train.stop_after",
@@ -321,7 +329,9 @@ std::vector<Difference> compare(const Recipe& before, const Recipe& after) {
                                                  "train.max_skipped_steps",
                                                  "train.device",
                                                  "train.cuda_graph",
+                                                 "perf.hand_over_gradients",
                                                  "perf.copy_ahead",
+                                                 "perf.early_launch",
                                                  "perf.two_graphs",
                                                  "perf.feature_cache",
                                                  "output_dir"};

@@ -48,6 +48,7 @@ struct DataSection {
   data::AugmentConfig augment;
   int64_t workers = 2;
   int64_t prefetch = 4;
+  bool share_decoding = true;
   std::string decoder = "cpu";
   void reflect(config::Visitor& visitor);
   /// Several datasets, or one whose dimensions are placed: samples come through a
@@ -128,7 +129,9 @@ struct PerfSection {
   bool stacked_linears = true;
   bool flash_attention = true;
   bool pack_text = true;
+  bool hand_over_gradients = true;
   bool copy_ahead = true;
+  bool early_launch = true;
   bool two_graphs = true;
   double feature_cache = 0;  // GiB
   int64_t token_bucket = 128;

@@ -132,6 +132,10 @@ void DataSection::reflect(config::Visitor& visitor) {
   visitor.field(
       "prefetch", prefetch,
       {.doc = "Micro-batches prepared ahead", .unit = "micro-batches", .min = 1, .max = 10000});
+  visitor.field("share_decoding", share_decoding,
+                {.doc = "A batch reads its pictures together: each is decoded once however many "
+                        "samples show it, and a video file is passed once; false: sample by "
+                        "sample. The result does not depend on it"});
   visitor.choice("decoder", decoder, {"cpu", "nvdec"},
                  {.doc = "Who decodes videos: the CPU, or the GPU's decoder through the driver"});
 }
@@ -226,13 +230,22 @@ void PerfSection::reflect(config::Visitor& visitor) {
                 {.doc = "CUDA: only token rows that were ever used have gradients and moments"});
   visitor.field("stacked_linears", stacked_linears,
                 {.doc = "One product for layers with the same input (q, k, v; gate, up)"});
-  visitor.field("flash_attention", flash_attention,
-                {.doc = "CUDA with bf16: flash kernels over packed rows; false: padded rows, a "
-                        "mask and the library's choice"});
+  visitor.field(
+      "flash_attention", flash_attention,
+      {.doc = "CUDA with bf16: flash kernels over packed rows, in every part of the model "
+              "whose heads they take; false: padded rows, a mask and the library's "
+              "choice"});
   visitor.field("pack_text", pack_text,
                 {.doc = "Only valid text tokens are computed; false: text rows up to the limit"});
+  visitor.field("hand_over_gradients", hand_over_gradients,
+                {.doc = "The backward pass gives its own buffers as gradients; false: gradients "
+                        "keep theirs, which are zeroed before every step and added to"});
   visitor.field("copy_ahead", copy_ahead,
                 {.doc = "CUDA: inputs of the next step are copied while this one runs"});
+  visitor.field(
+      "early_launch", early_launch,
+      {.doc = "CUDA: a kernel of ours comes onto the device while the one before it still "
+              "runs, and waits there"});
   visitor.field("two_graphs", two_graphs,
                 {.doc = "CUDA with cuda_graph full_iteration: a frozen backbone runs as a graph of "
                         "its own beside the step before; not with fsdp and hsdp"});
@@ -244,8 +257,9 @@ void PerfSection::reflect(config::Visitor& visitor) {
                  .min = 0,
                  .max = 65536});
   visitor.field("token_bucket", token_bucket,
-                {.doc = "CUDA: text rows of a batch are padded to a multiple of this, so that few "
-                        "graphs serve all batches",
+                {.doc = "CUDA: text rows of a batch are padded to a multiple of this (GR00T: all "
+                        "samples alike, so that it is reached), so that few graphs serve all "
+                        "batches",
                  .unit = "tokens",
                  .min = 1,
                  .max = 65536});

@@ -10,6 +10,7 @@
 #include "base/sha256.h"
 #include "base/strings.h"
 #include "data/mixture.h"
+#include "ops/early_launch.h"
 #include "runtime/device.h"
 #include "train/calibrate.h"
 #include "train/checkpoint.h"
@@ -197,6 +198,7 @@ LoadedCheckpoint read_checkpoint(const fs::path& path, const FamilyLookup& looku
            "run folder written by longship train",
            out.folder.string());
   out.recipe = load_recipe(recipe_file, {}, lookup);
+  out.recipe.model->data.own_checkpoint = out.folder;
   out.stats = stats_from_json(out.folder / "stats.json");
   return out;
 }
@@ -250,6 +252,7 @@ void apply_library_settings(const Recipe& recipe) {
   context.setDeterministicAlgorithms(recipe.train.deterministic, false);
   context.setDeterministicCuDNN(recipe.train.deterministic);
   context.setAllowTF32CuBLAS(recipe.train.tf32);
+  ops::set_early_launch(recipe.perf.early_launch);
 }
 
 std::unique_ptr<models::Policy> build_policy(const LoadedCheckpoint& checkpoint,

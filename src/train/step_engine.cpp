@@ -36,7 +36,7 @@ class HostStepEngine : public StepEngine {
     const dist::CollectiveCounter before =
         sync == nullptr ? dist::CollectiveCounter() : sync->total_traffic();
     if (sync == nullptr) {
-      optimizer_.zero_grad();
+      optimizer_.zero_grad(options_.hand_over_gradients ? GradReset::kDrop : GradReset::kZero);
     } else {
       sync->begin_step();
     }

@@ -23,15 +23,19 @@ namespace longship::train {
 struct StepEngineOptions {
   at::Device device = at::kCPU;
   GraphMode graph = GraphMode::kNone;
-  bool copy_ahead = true;        // copies of the next step overlap this one (device engine)
-  bool fused_update = true;      // false: the library's optimizer kernels, with host reads
+  bool copy_ahead = true;    // copies of the next step overlap this one (device engine)
+  bool fused_update = true;  // false: the library's optimizer kernels, with host reads
+  /// The backward pass gives its own buffers as gradients; false: they keep theirs, zeroed before a
+  /// step and added to. Without `sync`, which has its own rule.
+  bool hand_over_gradients = true;
   GradientSync* sync = nullptr;  // several processes; must outlive the engine
   /// The policy's frozen part runs as a graph of its own on a stream of its own, beside the step
   /// before (device engine with kFullIteration).
   bool frozen_beside = false;
   int64_t feature_cache_bytes = 0;  // results of the frozen part kept by sample; 0: none
-  /// Called again and again while the device engine waits for a step, with the seconds so far; what
-  /// it throws ends the wait. Empty: the host sleeps until the device is done.
+  /// Called again and again while the device engine waits for a step, and once when it has ended,
+  /// with the seconds so far; what it throws ends the wait. Empty: the host sleeps until the device
+  /// is done.
   std::function<void(double waited_s)> while_waiting = nullptr;
 };
 

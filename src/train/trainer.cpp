@@ -59,6 +59,7 @@ class Run {
 
  private:
   void prepare();
+  void make_contents(const std::string& recipe_yaml);
   void open_log(const StartPlan& plan);
   void say_what_trains(const TrainingSamples& samples);
   void put_together(const StartPlan& plan);
@@ -135,6 +136,7 @@ void Run::prepare() {
   place_augmentation(bound_, device_);
   transform_ = make_transform(bound_, *dataset_);
   transform_->check_dataset(*dataset_);
+  parallel_.together([&] { make_contents(recipe_yaml); });
   const TrainingSamples samples = training_samples(recipe_, *dataset_, transform_->windows());
   stream_ = std::make_unique<data::ShuffledStream>(samples.order, recipe_.train.global_batch);
   check_order(*stream_, recipe_.data.expect_order_sha256, last_step());
@@ -150,11 +152,20 @@ void Run::prepare() {
   put_together(plan);
   if (parallel_.first()) {
     const fs::path folder = recipe_.output_dir;
-    contents_ = {&bound_, recipe_yaml, dataset_.get(), stats_json(*dataset_, *transform_)};
     write_file_atomic(folder / "config.yaml", recipe_yaml);
     metrics_ = std::make_unique<MetricsLog>(folder, resumed_step_, recipe_.log.tensorboard);
   }
   say_what_runs();
+}
+
+// Of rank 0, which writes checkpoints; whole columns may be read for it. Files of the checkpoint
+// that the run starts from go into those that it writes, so that a broken one stops the run here.
+void Run::make_contents(const std::string& recipe_yaml) {
+  if (!parallel_.first()) return;
+  const auto stats = checkpoint_stats(*dataset_, *transform_);
+  const models::Transform::Described described{transform_.get(), stats};
+  contents_ = {&bound_, recipe_yaml, dataset_.get(), stats_to_json(stats),
+               transform_->checkpoint_files({&described, 1})};
 }
 
 void Run::open_log(const StartPlan& plan) {

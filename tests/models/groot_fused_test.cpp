@@ -194,7 +194,8 @@ TEST_P(GrootFusedGolden, EveryRowPasses) {
 
 INSTANTIATE_TEST_SUITE_P(All, GrootFusedGolden,
                          ::testing::Values("groot_n16/dit_head", "groot_n16/full_tiny",
-                                           "groot_n17/dit_head"));
+                                           "groot_n16/full_windows", "groot_n17/dit_head",
+                                           "groot_n17/full_tiny"));
 
 // Two samples, the first with one picture of 2 x 4 patches: places of [2, 5], tokens at the right.
 TEST(GrootReadRows, TextThenPaddingThenPictures) {

@@ -1,11 +1,15 @@
 #include "models/groot/prompt.h"
 
+#include <ATen/ops/empty.h>
+#include <ATen/ops/index_select.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "base/error.h"
 #include "data/golden_arrays.h"
 #include "data/tokenizer/hf_tokenizer.h"
+#include "groot_toy_tokens.h"
+#include "models/groot/layout.h"
 #include "support/expect_error.h"
 
 namespace longship::models {
@@ -51,21 +55,14 @@ TEST(GrootPrompt, ExpansionMatchesTheReference) {
             want);
 }
 
-/// Cuts a text at special tokens; every other byte is a token of its own.
+/// The special tokens that prompts hold; every other byte is a token of its own.
 std::vector<int64_t> toy_tokens(std::string_view text) {
-  const std::vector<std::pair<std::string_view, int64_t>> special = {{"<|im_start|>", 151644},
-                                                                     {"<|im_end|>", 151645},
-                                                                     {"<img>", 151670},
-                                                                     {"</img>", 151671},
-                                                                     {"<IMG_CONTEXT>", 151669}};
-  std::vector<int64_t> out;
-  while (!text.empty()) {
-    const auto it = std::find_if(special.begin(), special.end(),
-                                 [&](const auto& s) { return text.starts_with(s.first); });
-    out.push_back(it == special.end() ? static_cast<uint8_t>(text.front()) : it->second);
-    text.remove_prefix(it == special.end() ? 1 : it->first.size());
-  }
-  return out;
+  static constexpr std::pair<std::string_view, int64_t> kSpecial[] = {{"<|im_start|>", 151644},
+                                                                      {"<|im_end|>", 151645},
+                                                                      {"<img>", 151670},
+                                                                      {"</img>", 151671},
+                                                                      {"<IMG_CONTEXT>", 151669}};
+  return testing::toy_tokens_with(text, kSpecial, 0);
 }
 
 TEST(GrootPrompt, RepeatedTokensAreThoseOfTheExpandedText) {
@@ -76,28 +73,46 @@ TEST(GrootPrompt, RepeatedTokensAreThoseOfTheExpandedText) {
   }
 }
 
-TEST(GrootPrompt, SpecialTokensLieWhereTheReferenceHasThem) {
+// The tokenizer has the published pieces that these texts need, under the published ids
+// (tools/make_groot_prompt_tokenizer.py).
+TEST(GrootPrompt, IdsOfTheBatchMatchTheReference) {
   const auto info = testing::golden_json(kCase + "inputs.json");
   const auto want = testing::golden_tensors(kCase + "expected.safetensors");
   const auto ids = array<int64_t>(want, "input_ids");
   const auto mask = array<int64_t>(want, "attention_mask");
-  const size_t width = ids.size() / 3;
-  const auto specials = [](const std::vector<int64_t>& all) {
-    std::vector<int64_t> out;
-    for (const int64_t id : all) {
-      if (id == 151644 || id == 151645 || (id >= 151669 && id <= 151671)) out.push_back(id);
-    }
-    return out;
+  ASSERT_EQ(want.at("input_ids").shape, (std::vector<int64_t>{3, 197}));
+  const auto tokenizer =
+      data::HfTokenizer::load(testing::dataset_path("tokenizers/groot_prompt_n16.json"));
+  const GrootTokenize tokenize = [&](std::string_view text) {
+    return tokenizer->encode(text, false).ids;
   };
+  GrootConfig config(GrootVersion::kN16);
+  config.size = "full";
+  const GrootSizes sizes = config.sizes();
+  GrootLayoutRequest request;
+  std::vector<int64_t> packed;
   for (size_t s = 0; s < 3; ++s) {
-    std::vector<int64_t> row;
-    for (size_t i = s * width; i < (s + 1) * width; ++i) {
-      if (mask[i] != 0) row.push_back(ids[i]);
-    }
-    EXPECT_EQ(specials(groot_tokens(GrootVersion::kN16, info.at("languages")[s].get<std::string>(),
-                                    golden_counts(info, s), 151669, toy_tokens)),
-              specials(row))
-        << s;
+    const std::vector<int64_t> row =
+        groot_tokens(GrootVersion::kN16, info.at("languages")[s].get<std::string>(),
+                     golden_counts(info, s), sizes.text.image_token, tokenize);
+    request.lengths.push_back(static_cast<int64_t>(row.size()));
+    request.pictures.push_back(info.at("views")[s].get<int64_t>());
+    packed.insert(packed.end(), row.begin(), row.end());
+  }
+  for (const auto& size : info.at("resized_pil_sizes")) {  // (width, height)
+    request.grids.push_back({size[1].get<int64_t>() / sizes.vision.patch_size,
+                             size[0].get<int64_t>() / sizes.vision.patch_size});
+  }
+  request.token_ids = at::empty({static_cast<int64_t>(packed.size())}, at::kLong);
+  std::copy(packed.begin(), packed.end(), request.token_ids.mutable_data_ptr<int64_t>());
+  const GrootLayout layout = make_groot_layout(request, sizes);
+  ASSERT_EQ(layout.pad_index.numel(), static_cast<int64_t>(ids.size()));
+  const at::Tensor rows = layout.tokens.index_select(0, layout.pad_index);
+  const int64_t* got = rows.const_data_ptr<int64_t>();
+  const bool* valid = layout.valid.const_data_ptr<bool>();
+  for (size_t i = 0; i < ids.size(); ++i) {
+    EXPECT_EQ(got[i], ids[i]) << "sample " << i / 197 << " column " << i % 197;
+    EXPECT_EQ(valid[i], mask[i] != 0) << "sample " << i / 197 << " column " << i % 197;
   }
 }
 

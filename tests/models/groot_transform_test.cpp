@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "data/golden_arrays.h"
 #include "data/stats.h"
+#include "groot_toy_tokens.h"
 #include "support/expect_error.h"
 
 namespace longship::models {
@@ -20,25 +21,9 @@ using ::testing::ElementsAre;
 using testing::expect_error;
 using testing::FakeDataset;
 using ::testing::HasSubstr;
+using testing::toy_tokens;
 
 constexpr int64_t kHorizon = 3;
-
-/// One token per byte, special ones for what stands between angle brackets.
-std::vector<int64_t> toy_tokens(std::string_view text) {
-  std::vector<int64_t> out;
-  while (!text.empty()) {
-    size_t bytes = 1;
-    int64_t id = 256 + static_cast<uint8_t>(text.front());
-    for (const std::string_view place : {"<IMG_CONTEXT>", "<|image_pad|>"}) {
-      if (!text.starts_with(place)) continue;
-      id = place == "<IMG_CONTEXT>" ? 2 : 1;
-      bytes = place.size();
-    }
-    out.push_back(id);
-    text.remove_prefix(bytes);
-  }
-  return out;
-}
 
 GrootConfig config(GrootVersion version = GrootVersion::kN16) {
   GrootConfig c(version);

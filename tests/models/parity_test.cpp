@@ -9,9 +9,12 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "base/error.h"
+#include "io/tensor_io.h"
 #include "models/spec.h"
 #include "models/tiny_case.h"
 #include "support/paths.h"
@@ -75,15 +78,103 @@ TEST(ParityCase, ReadsTolerancesAndLists) {
   EXPECT_EQ(c.zero_grads.size(), 4u);
 }
 
-TEST(ParityRun, RequiredNameThatIsNotProducedFails) {
-  const fs::path folder = copy_case("required");
+/// The case without its training runs.
+void drop_trajectories(const fs::path& folder) {
+  for (const char* file : {"train.json", "train_loongforge.json", "train.safetensors"}) {
+    fs::remove(folder / file);
+  }
   edit_case(folder, [](nlohmann::json& doc) {
-    doc["required"].push_back("act.stream0.layer0.norm1");
     doc["trajectories"] = nlohmann::json::object();
+    doc.erase("files");
   });
+}
+
+/// Adds a tensor to one of the case's files.
+void add_tensor(const fs::path& path, const std::string& name) {
+  std::map<std::string, at::Tensor> tensors = io::load_tensors(path);
+  tensors[name] = at::tensor({1.0F, 2.0F});
+  io::save_tensors(path, {tensors.begin(), tensors.end()});
+}
+
+const ParityRow* row_of(const ParityReport& report, const std::string& name) {
+  for (const ParityRow& row : report.rows) {
+    if (row.name == name) return &row;
+  }
+  return nullptr;
+}
+
+/// `name` is the only row that fails, because nothing is compared with it.
+void expect_only_unknown(const ParityReport& report, const std::string& name) {
+  EXPECT_FALSE(report.pass());
+  const ParityRow* row = row_of(report, name);
+  ASSERT_NE(row, nullptr) << format_report(report);
+  EXPECT_FALSE(row->pass);
+  EXPECT_FALSE(row->produced);
+  EXPECT_NE(format_report(report).find("FAIL (not compared)"), std::string::npos);
+  for (const ParityRow& other : report.rows) EXPECT_TRUE(other.pass || &other == row) << other.name;
+}
+
+TEST(ParityRun, RequiredNameThatTheCaseLacksFails) {
+  const fs::path folder = copy_case("required");
+  drop_trajectories(folder);
+  edit_case(folder, [](nlohmann::json& doc) { doc["required"].push_back("act.nowhere"); });
   const ParityReport report = run_parity_case(folder, {}, testing::plain_optimizer);
   EXPECT_FALSE(report.pass());
-  EXPECT_NE(format_report(report).find("FAIL (not produced)"), std::string::npos);
+  EXPECT_NE(format_report(report).find("required, but expected.safetensors does not hold it"),
+            std::string::npos);
+}
+
+TEST(ParityRun, RecordedArrayThatNobodyKnowsFails) {
+  for (const char* file : {"expected", "sample"}) {
+    const fs::path folder = copy_case(std::string("unknown_") + file);
+    drop_trajectories(folder);
+    add_tensor(folder / (std::string(file) + ".safetensors"), "act.of_a_later_recorder");
+    expect_only_unknown(run_parity_case(folder, {}, testing::plain_optimizer),
+                        "act.of_a_later_recorder");
+  }
+}
+
+TEST(ParityRun, RecordedNumberThatNobodyKnowsFails) {
+  const fs::path folder = copy_case("unknown_number");
+  drop_trajectories(folder);
+  nlohmann::json doc = nlohmann::json::parse(std::ifstream(folder / "expected.json"));
+  doc["more"]["entropy"] = 0.5;
+  std::ofstream(folder / "expected.json") << doc.dump();
+  expect_only_unknown(run_parity_case(folder, {}, testing::plain_optimizer),
+                      "expected.json:more.entropy");
+}
+
+TEST(ParityRun, FileThatNobodyReadsFails) {
+  const fs::path folder = copy_case("unknown_file");
+  drop_trajectories(folder);
+  fs::copy_file(folder / "sample.safetensors", folder / "expected_b1.safetensors");
+  expect_only_unknown(run_parity_case(folder, {}, testing::plain_optimizer),
+                      "expected_b1.safetensors");
+}
+
+TEST(ParityRun, InputThatNobodyReadsFails) {
+  const fs::path folder = copy_case("unknown_input");
+  drop_trajectories(folder);
+  add_tensor(folder / "inputs.safetensors", "b0.depth");
+  const ParityReport report = run_parity_case(folder, {}, testing::plain_optimizer);
+  ASSERT_EQ(report.rows.size(), 1U);
+  EXPECT_FALSE(report.pass());
+  EXPECT_NE(report.rows.front().note.find("nobody reads the tensor 'b0.depth'"), std::string::npos)
+      << report.rows.front().note;
+}
+
+TEST(ParityRun, WeightsBehindTheStepsAreJudged) {
+  const fs::path folder = copy_case("weights");
+  std::map<std::string, at::Tensor> weights = io::load_tensors(folder / "train.safetensors");
+  const std::string name = "after20.action_out_proj.weight";
+  weights.at(name) = weights.at(name).mul(1.01);
+  io::save_tensors(folder / "train.safetensors", {weights.begin(), weights.end()});
+  const ParityReport report = run_parity_case(folder, {}, testing::plain_optimizer);
+  const ParityRow* row = row_of(report, "train.safetensors:" + name);
+  ASSERT_NE(row, nullptr);
+  EXPECT_FALSE(row->pass);
+  EXPECT_NEAR(row->rel_error, 0.0099, 1e-4);
+  for (const ParityRow& other : report.rows) EXPECT_TRUE(other.pass || &other == row) << other.name;
 }
 
 TEST(ParityRun, MissingTrajectoryFileFails) {
@@ -98,10 +189,8 @@ TEST(ParityRun, MissingTrajectoryFileFails) {
 
 TEST(ParityRun, TighterToleranceThanRoundingFails) {
   const fs::path folder = copy_case("tight");
-  edit_case(folder, [](nlohmann::json& doc) {
-    doc["tolerance"]["grads"] = 1e-12;
-    doc["trajectories"] = nlohmann::json::object();
-  });
+  drop_trajectories(folder);
+  edit_case(folder, [](nlohmann::json& doc) { doc["tolerance"]["grads"] = 1e-12; });
   EXPECT_FALSE(run_parity_case(folder, {}, testing::plain_optimizer).pass());
 }
 
@@ -115,7 +204,7 @@ TEST(ParityRun, UnknownFamilyIsAFailedCaseWithItsName) {
 
 TEST(ParityRun, JsonSaysPassPerCaseAndRow) {
   const fs::path folder = copy_case("json");
-  edit_case(folder, [](nlohmann::json& doc) { doc["trajectories"] = nlohmann::json::object(); });
+  drop_trajectories(folder);
   const ParityReport report = run_parity_case(folder, {}, testing::plain_optimizer);
   const nlohmann::json doc = nlohmann::json::parse(reports_json({report}, {}));
   EXPECT_TRUE(doc.at("pass").get<bool>());
@@ -210,7 +299,6 @@ struct MadeUpCase {
     c.name = name;
     c.tolerance.train = 1e-4;
     c.trajectories = {{"train.json", "a recipe"}};
-    ParityRecipe recipe;
     recipe.schedule = "cosine_with_warmup_openpi";
     recipe.peak_lr = 3e-3;
     recipe.warmup_steps = 2;
@@ -239,8 +327,78 @@ struct MadeUpCase {
   }
 
   ParityCase c;
+  ParityRecipe recipe;
   nlohmann::json doc;
 };
+
+/// A recording with gradient norms and, of the trained weight, sum, norm and first values.
+struct MadeUpDetails : MadeUpCase {
+  explicit MadeUpDetails(const std::string& name) : MadeUpCase(name, MadeUpAdapter(0)) {
+    MadeUpAdapter reference(0);
+    const std::vector<ParamInfo> parameters = reference.begin_trajectory("train.json", "");
+    const auto optimizer = testing::plain_optimizer(parameters, recipe);
+    for (int64_t step = 0; step < kSteps; ++step) {
+      reference.train_loss(0).backward();
+      doc["steps"][static_cast<size_t>(step)]["grad_norm"] = optimizer->step(step);
+    }
+    const at::Tensor weight = parameters.front().tensor.detach().to(at::kDouble);
+    doc["sum_and_l2_after17"]["weight"] = {weight.sum().item<double>(),
+                                           weight.norm().item<double>()};
+  }
+  ParityReport report_of_own() const {
+    MadeUpAdapter ours(0);
+    return report(ours);
+  }
+};
+
+TEST(ParityTraining, NormsAndWeightsAreRows) {
+  const MadeUpDetails made("details");
+  const ParityReport report = made.report_of_own();
+  EXPECT_TRUE(report.pass()) << format_report(report);
+  EXPECT_EQ(report.rows.size(), 2U * MadeUpCase::kSteps + 1);
+  EXPECT_NE(row_of(report, "train.json step 16 grad_norm"), nullptr);
+  EXPECT_NE(row_of(report, "train.json:sum_and_l2_after17 weight"), nullptr);
+}
+
+TEST(ParityTraining, WrongNormFailsAlone) {
+  MadeUpDetails made("details_norm");
+  nlohmann::json& norm = made.doc["steps"][3]["grad_norm"];
+  norm = norm.get<double>() * 1.001;
+  const ParityReport report = made.report_of_own();
+  for (const ParityRow& row : report.rows) {
+    EXPECT_EQ(row.pass, row.name != "train.json step 3 grad_norm") << row.name;
+  }
+}
+
+TEST(ParityTraining, WrongWeightFailsAlone) {
+  for (const size_t number : {size_t{0}, size_t{1}}) {
+    MadeUpDetails made("details_weight");
+    nlohmann::json& value = made.doc["sum_and_l2_after17"]["weight"][number];
+    value = value.get<double>() + 1e-2;
+    const ParityReport report = made.report_of_own();
+    for (const ParityRow& row : report.rows) {
+      EXPECT_EQ(row.pass, row.name != "train.json:sum_and_l2_after17 weight") << row.name;
+    }
+  }
+}
+
+TEST(ParityTraining, WhatNobodyComparesFails) {
+  MadeUpDetails made("details_unknown");
+  made.doc["moments_after17"] = {{"weight", {0.5, 0.5}}};
+  made.doc["recipe"]["ema_decay"] = 0.99;
+  made.doc["steps"][2]["entropy"] = 0.5;
+  made.doc["sum_and_l2_after17"]["nowhere"] = {0.5, 0.5};
+  made.doc["steps"][2]["loss_fp64"] = 0.5;  // says how the recording was made
+  made.doc["max_abs_weight_diff_fp32_fp64"] = {{"20", 1e-5}};
+  const ParityReport report = made.report_of_own();
+  std::set<std::string> failed;
+  for (const ParityRow& row : report.rows) {
+    if (!row.pass) failed.insert(row.name);
+  }
+  EXPECT_EQ(failed, (std::set<std::string>{
+                        "train.json:moments_after17", "train.json:recipe.ema_decay",
+                        "train.json step *.entropy", "train.json:sum_and_l2_after17 nowhere"}));
+}
 
 TEST(ParityRounding, NoMemberRunsWhereEveryStepPasses) {
   const MadeUpCase made("rounding_none", MadeUpAdapter(0));

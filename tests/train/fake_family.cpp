@@ -5,6 +5,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/linear.h>
+#include <ATen/ops/rand_like.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 
@@ -110,9 +111,11 @@ struct FakeConfig : models::ModelConfig {
     v.field("family", family, {.doc = "Family"});
     v.field("checkpoint", checkpoint, {.doc = "Weights to start from"});
     v.field("freeze_bias", freeze_bias, {.doc = "Freeze the bias"});
+    v.field("draws", draws, {.doc = "The loss draws from the library's generator"});
   }
   std::optional<std::string> checkpoint;
   bool freeze_bias = false;
+  bool draws = false;
 };
 
 struct FakeItem : models::Transform::Item {
@@ -181,7 +184,7 @@ class FakePolicy : public models::Policy {
   FakePolicy(const FakeConfig& config, const models::BuildOptions& options)
       : horizon_(config.data.horizon) {
     const int64_t n = horizon_ * 2;
-    const auto tensor_options = at::TensorOptions().dtype(options.dtype);
+    const auto tensor_options = at::TensorOptions().dtype(options.dtype).device(options.device);
     weight_ = at::empty({n, n + 3}, tensor_options);
     bias_ = at::empty({n}, tensor_options);
     dead_ = at::empty({3}, tensor_options);
@@ -189,6 +192,7 @@ class FakePolicy : public models::Policy {
     weight_.requires_grad_(true);
     bias_.requires_grad_(!config.freeze_bias);
     freeze_bias_ = config.freeze_bias;
+    draws_ = config.draws;
   }
   nn::Module& module() override { return module_; }
   std::vector<models::ParamInfo> parameters() override {
@@ -220,6 +224,7 @@ class FakePolicy : public models::Policy {
     const at::Tensor x_t = time * noise + (1 - time) * b.actions;
     const at::Tensor v = velocity(x_t, time, b.state);
     at::Tensor loss = (v - (noise - b.actions)).square().mean();
+    if (draws_) loss = loss + 0 * at::rand_like(loss);
     const std::lock_guard lock(g_mutex);
     for (const int64_t bad : g_bad_steps) {
       if (bad == static_cast<int64_t>(b.step))
@@ -299,7 +304,7 @@ class FakePolicy : public models::Policy {
     return at::linear(in, weight_, bias_).to(at::kFloat);
   }
   int64_t horizon_;
-  bool freeze_bias_ = false;
+  bool freeze_bias_ = false, draws_ = false;
   at::Tensor weight_, bias_, dead_;
   FakeModule module_;
 };

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "data/split.h"
 #include "fake_family.h"
+#include "support/paths.h"
 #include "train/session.h"
 
 namespace longship::train {
@@ -85,6 +86,38 @@ TEST(Feed, CountersCoverEveryBatchAndTheQueueStaysBounded) {
   }
   EXPECT_GT(stages, 0);
   EXPECT_LE(stages, counters.queue.work_s) << "stages are inside the work";
+}
+
+TEST(Feed, SamplesReadOneByOneGiveTheSameBatchAndDecodeMore) {
+  const auto source = longship::testing::source_root();
+  const Recipe recipe =
+      load_recipe(source / "configs/pi05/tiny_test.yaml",
+                  {"data.datasets.0.path=" + longship::testing::dataset_path("pusht_v30").string(),
+                   "model.tokenizer=" + (source / "data/tokenizers/pi05_demo.model").string()},
+                  &models::find_family);
+  const std::vector<int64_t> ids = {47, 40, 46, 41, 45, 42, 44, 43, 40};
+  std::vector<std::unique_ptr<models::Batch>> batches;
+  std::vector<data::PictureStatistics> costs;
+  for (const bool share : {true, false}) {
+    const auto dataset = open_dataset(recipe);
+    recipe.model->bind_dataset(*dataset);
+    const auto transform = recipe.family->make_transform(*recipe.model, *dataset);
+    models::BuildOptions shapes;
+    shapes.device = at::kMeta;
+    shapes.initialise = false;
+    const auto policy = recipe.family->build(*recipe.model, shapes);
+    const BatchMaker maker(*dataset, *transform, *policy, false, nullptr, share);
+    batches.push_back(maker.make(ids, {42, 0}));
+    costs.push_back(dataset->picture_statistics());
+  }
+  const auto together = batches[0]->tensors(), alone = batches[1]->tensors();
+  ASSERT_EQ(together.size(), alone.size());
+  for (size_t i = 0; i < alone.size(); ++i) {
+    EXPECT_TRUE(together[i].second->equal(*alone[i].second)) << alone[i].first;
+  }
+  EXPECT_EQ(costs[0].pictures_read, 8);
+  EXPECT_EQ(costs[1].pictures_read, 9) << "sample 40 is there twice";
+  EXPECT_LT(costs[0].packets_decoded, costs[1].packets_decoded) << "forth and back";
 }
 
 }  // namespace

@@ -6,22 +6,12 @@
 
 #include <memory>
 
+#include "plain_batch.h"
+
 namespace longship::train {
 namespace {
 
-struct PlainBatch : models::Batch {
-  std::vector<std::pair<std::string, at::Tensor>> values;
-  std::string mark = "plain";
-  std::vector<std::pair<std::string, at::Tensor*>> tensors() override {
-    std::vector<std::pair<std::string, at::Tensor*>> out;
-    for (auto& [name, tensor] : values) out.emplace_back(name, &tensor);
-    return out;
-  }
-  std::unique_ptr<models::Batch> clone() const override {
-    return std::make_unique<PlainBatch>(*this);
-  }
-  std::string signature() const override { return mark; }
-};
+using testing::PlainBatch;
 
 PlainBatch batch_of(std::vector<int64_t> shape, at::ScalarType dtype = at::kFloat) {
   PlainBatch out;

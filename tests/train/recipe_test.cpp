@@ -98,6 +98,10 @@ TEST(Recipe, ValuesThatDoNotFitEachOtherAreErrors) {
   EXPECT_THAT(error_of({"data.val_episodes=0", "eval.open_loop=true"}),
               HasSubstr("data.val_episodes is 0"));
   EXPECT_THAT(error_of({"output_dir=\"\""}), HasSubstr("output_dir: required"));
+  EXPECT_THAT(error_of({"perf.hand_over_gradients=false", "parallel.strategy=ddp"}),
+              HasSubstr("perf.hand_over_gradients: has no effect with parallel.strategy ddp"));
+  EXPECT_THAT(error_of({"perf.hand_over_gradients=false", "train.cuda_graph=per_microbatch"}),
+              HasSubstr("perf.hand_over_gradients: train.cuda_graph per_microbatch keeps"));
 }
 
 TEST(Recipe, SeveralFaultsAreListedTogether) {

@@ -98,6 +98,30 @@ TEST(StepEngine, AFaultUpdatesNothingAndNamesTheSamples) {
   EXPECT_TRUE(reports[2].updated);
 }
 
+TEST(StepEngine, GradientsThatKeepTheirBuffersChangeNoBit) {
+  const std::vector<std::string> two = {"train.micro_batch=4", "train.threads=1"};
+  const auto handed_over = run({.overrides = two});
+  expect_same_bits(run({.overrides = with(two, {"perf.hand_over_gradients=false"})}), handed_over);
+
+  const Recipe recipe = recipe_of(with(two, {"perf.hand_over_gradients=false"}));
+  const Assembly assembly = assemble(recipe, at::kCPU);
+  std::vector<const void*> first, second;
+  for (auto* places : {&first, &second}) {
+    std::vector<std::unique_ptr<models::Batch>> micro;
+    micro.push_back(batch_of(recipe, {}, 0, 0));
+    micro.push_back(batch_of(recipe, {}, 0, 1));
+    for (auto& batch : micro) assembly.policy->prepare(*batch, {42, 0});
+    assembly.engine->submit(0, std::move(micro), 0, {1e-3, 0}, {1e-3, 0});
+    assembly.engine->take_report();
+    for (const models::ParamInfo& info : assembly.policy->parameters()) {
+      if (info.role != models::ParamRole::kTrainable || info.row_sparse) continue;
+      places->push_back(info.tensor.grad().const_data_ptr());
+    }
+  }
+  EXPECT_FALSE(first.empty());
+  EXPECT_EQ(first, second);
+}
+
 TEST(StepEngine, UnknownGraphModeIsRefused) {
   EXPECT_THROW(parse_graph_mode("whole"), ConfigError);
   EXPECT_EQ(parse_graph_mode("full_iteration"), GraphMode::kFullIteration);
@@ -131,8 +155,9 @@ TEST(StepEngineGpu, RecomputationAndCopyAheadChangeNoBit) {
   if (!runtime::cuda_available()) return;
   RunPlan plan{.overrides = with(kGpu, {"train.cuda_graph=full_iteration"}), .steps = 20};
   const auto base = run(plan);
-  for (const char* change : {"train.recompute=vit", "train.recompute=full",
-                             "train.recompute=joint.0,vision.1", "perf.copy_ahead=false"}) {
+  for (const char* change :
+       {"train.recompute=vit", "train.recompute=full", "train.recompute=joint.0,vision.1",
+        "perf.copy_ahead=false", "perf.early_launch=false", "perf.hand_over_gradients=false"}) {
     plan.overrides = with(kGpu, {"train.cuda_graph=full_iteration", change});
     expect_same_bits(run(plan), base);
   }

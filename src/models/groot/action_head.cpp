@@ -20,6 +20,7 @@
 
 #include "base/error.h"
 #include "nn/attention.h"
+#include "nn/packed_attention.h"
 #include "nn/tensor_math.h"
 #include "ops/stream_norm.h"
 
@@ -258,17 +259,15 @@ GrootVlContext GrootActionHead::encode_context(const at::Tensor& features, const
     if (vlln_) x = vlln_->forward(x, false);
   }
   how.record("act.vlln", x);
-  if (vl_self_attention_) {
-    x = vl_self_attention_->forward(x, how);
-    how.record("act.vl_self_attention", x);
-  }
+  if (vl_self_attention_) x = vl_self_attention_->forward(x, how, call.vl_samples);
+  how.record("act.vl_self_attention", x);  // without it, as in the reference, what it would read
   // The rows stay in the stream dtype: their gradient is a sum over all cross blocks.
   GrootVlContext out;
   if (!sizes_.alternate_vl) {
     out.all.rows = x;
     return out;
   }
-  const bool flash = x.is_cuda() && precision_.gemm == at::kBFloat16 && sizes_.head_dim % 8 == 0;
+  const bool flash = x.is_cuda() && nn::flash_refusal(sizes_.head_dim, precision_.gemm).empty();
   if (fused_.attention && call.read.defined() && (flash || x.is_cpu())) {
     return pack_vl_rows(x, call.read, sizes_.horizon + 1);
   }

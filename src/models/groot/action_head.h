@@ -69,6 +69,9 @@ struct GrootHeadCall {
   /// With `fused.attention`: cross-attention runs over packed rows of either kind and not over all
   /// rows with masks, where the device has kernels for it.
   GrootReadRows read = {};
+  /// Which places of the features [B * S] the self-attention over them lets see each other, where
+  /// these are not all of a sample (layout.h); without cu_seqlens: all.
+  nn::PackedSamples vl_samples = {};
 };
 
 /// Flow-matching inputs of a batch.

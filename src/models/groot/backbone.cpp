@@ -70,6 +70,7 @@ class EagleBackbone : public GrootBackbone {
   at::Tensor begin(const GrootBatch& batch, const GrootBackboneRun& run, int64_t layer) override {
     const GrootLayout& layout = batch.layout;
     attach(text_, run);
+    vision_.tap = run.tap;
     const at::Tensor features = project(see(batch, run), layout);
     if (run.tap) run.tap("act.projector", features);
     at::Tensor h = text_.embed(layout.tokens).to(run.dtype);
@@ -172,6 +173,10 @@ class QwenBackbone : public GrootBackbone {
     at::Tensor h = text_.embed(layout.tokens).to(run.dtype);
     h = nn::replace_rows(h, layout.image_rows, seen.merged);
     const nn::RopeTable rope = text_.rope(layout.positions, run.dtype);
+    if (run.tap) {
+      run.tap("text.cos", rope.cos.squeeze(1));
+      run.tap("text.sin", rope.sin.squeeze(1));
+    }
     return text_.layers(h, text_samples(layout), rope, 0, layer,
                         {seen.deepstack, layout.image_rows});
   }

@@ -12,7 +12,8 @@ std::vector<std::pair<std::string, at::Tensor*>> GrootBatch::tensors() {
     if (tensor.defined()) out.emplace_back(name, &tensor);
   };
   add("patches", patches);
-  add("token_ids", token_ids);
+  // Behind prepare() only the layout's tokens are read, whose number says nothing of lengths.
+  if (!layout.ready()) add("token_ids", token_ids);
   add("state", state);
   add("actions", actions);
   add("action_mask", action_mask);

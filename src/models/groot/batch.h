@@ -34,6 +34,7 @@ class GrootBatch : public Batch {
   std::vector<std::array<int64_t, 2>> grids;
   std::vector<int64_t> pictures;  // per sample
   /// [N] int64: tokens of all samples behind each other, the placeholders of pictures included.
+  /// prepare() takes them into the layout; from then on they are a plan of the host.
   at::Tensor token_ids;
   std::vector<int64_t> lengths;  // tokens per sample
   at::Tensor state;              // [B, history, state width] fp32, normalised, zeros behind

@@ -13,6 +13,14 @@ config::Meta positive(std::string_view doc, std::string_view unit = "") {
   return {doc, unit, 1, 1 << 24};
 }
 
+/// A switch that may be left to the checkpoint: auto.
+void switch_field(config::Visitor& v, std::string_view key, std::optional<bool>& value,
+                  const config::Meta& meta) {
+  std::string word = !value ? "auto" : *value ? "true" : "false";
+  v.choice(key, word, {"auto", "true", "false"}, meta);
+  value = word == "auto" ? std::nullopt : std::optional(word == "true");
+}
+
 /// The published models.
 GrootSizes full_sizes(GrootVersion version) {
   GrootSizes s;
@@ -165,8 +173,12 @@ void GrootConfig::reflect(config::Visitor& v) {
             "datasets; or all, as the references do, which costs gradients and moments of slots "
             "that only decay. A checkpoint holds all slots either way"});
   v.field("modality", modality,
-          {"modality.json: groups of state and actions; null: the dataset's own, else one group "
-           "each"});
+          {"modality.json: groups of state and actions; null: as the checkpoint's "
+           "processor_config.json describes the embodiment, else the dataset's own file, else one "
+           "group each"});
+  v.choice("statistics", statistics, {"dataset", "checkpoint"},
+           {"whose statistics normalise: the dataset's own, or those of the embodiment in the "
+            "checkpoint's statistics.json"});
   v.field("tune_llm", tune_llm, {"train all text layers"});
   v.field("tune_visual", tune_visual, {"train the vision tower and its projector"});
   v.field(
@@ -199,14 +211,22 @@ void GrootConfig::reflect(config::Visitor& v) {
   v.field("crop_fraction", crop_fraction, {"share of a side that a crop keeps", "", 0.01, 1});
   v.field("letterbox", letterbox, {"black borders make pictures square first, as Isaac does"});
   v.field("color_jitter", color_jitter, {"brightness, contrast, saturation and hue in training"});
-  v.field("use_percentiles", use_percentiles,
-          {"normalise by the 1st and 99th percentile in place of minimum and maximum"});
-  v.field("clip_outliers", clip_outliers, {"clip normalised numbers to [-1, 1]"});
-  v.field("relative_actions", relative_actions,
-          {"groups that the modality file calls relative are learned relative to the state"});
-  v.field("mean_std_groups", mean_std_groups, {"groups that are normalised by mean and deviation"});
+  switch_field(
+      v, "use_percentiles", use_percentiles,
+      {"normalise by the 1st and 99th percentile in place of minimum and maximum; auto: as "
+       "processor_config.json of the checkpoint, else false"});
+  switch_field(v, "clip_outliers", clip_outliers,
+               {"clip normalised numbers to [-1, 1]; auto: as "
+                "processor_config.json of the checkpoint, else true"});
+  switch_field(v, "relative_actions", relative_actions,
+               {"groups that the modality calls relative are learned relative to the state; auto: "
+                "as processor_config.json of the checkpoint, else false"});
+  v.field("mean_std_groups", mean_std_groups,
+          {"groups that are normalised by mean and deviation; []: as the checkpoint that describes "
+           "the groups, else none"});
   v.field("sincos_state_groups", sincos_state_groups,
-          {"groups of the state that are given as sine and cosine"});
+          {"groups of the state that are given as sine and cosine; []: as the checkpoint that "
+           "describes the groups, else none"});
   v.field("state_input_dropout", state_input_dropout,
           {"probability that the data transform zeroes a training sample's state", "", 0, 1});
   v.field("state_feature", state_feature, {"dataset column of the state"});
@@ -286,7 +306,13 @@ void GrootConfig::check() const {
 std::filesystem::path groot_checkpoint_folder(const GrootConfig& config) {
   if (!config.checkpoint) return {};
   const std::filesystem::path path = *config.checkpoint;
-  return std::filesystem::is_directory(path) ? path : path.parent_path();
+  if (std::filesystem::is_directory(path)) return path;
+  return path.has_parent_path() ? path.parent_path() : ".";
+}
+
+std::filesystem::path groot_description_folder(const GrootConfig& config) {
+  return config.data.own_checkpoint.empty() ? groot_checkpoint_folder(config)
+                                            : config.data.own_checkpoint;
 }
 
 }  // namespace longship::models

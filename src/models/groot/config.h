@@ -128,8 +128,11 @@ struct GrootConfig : ModelConfig {
   std::optional<std::string> tokenizer;  // tokenizer.json; null: beside the checkpoint
   std::string parity = "isaac";          // isaac | loongforge
   std::string embodiment = "new_embodiment";
-  std::string train_slots = "used";     // used | all
-  std::optional<std::string> modality;  // modality.json; null: the dataset's, or one group each
+  std::string train_slots = "used";  // used | all
+  /// modality.json; null: as the checkpoint describes the embodiment, else the dataset's own, else
+  /// one group each.
+  std::optional<std::string> modality;
+  std::string statistics = "dataset";  // dataset | checkpoint
   bool tune_llm = false, tune_visual = false, tune_projector = true, tune_diffusion = true,
        tune_vlln = true;
   int64_t tune_top_llm_layers = 0;
@@ -148,10 +151,10 @@ struct GrootConfig : ModelConfig {
   double crop_fraction = 0.95;
   bool letterbox = true;
   bool color_jitter = true;
-  // Numbers.
-  bool use_percentiles = false;
-  bool clip_outliers = true;
-  bool relative_actions = false;
+  // Numbers. Without a value: as processor_config.json of the checkpoint says, for all robots, else
+  // false (clipping: true); with model.modality it says nothing. Where lists are empty: as the
+  // checkpoint says of the robot that it describes, else none.
+  std::optional<bool> use_percentiles, clip_outliers, relative_actions;
   std::vector<std::string> mean_std_groups;
   std::vector<std::string> sincos_state_groups;
   double state_input_dropout = 0;  // of the data transform, N1.7's recipe: 0.2
@@ -169,6 +172,9 @@ struct GrootConfig : ModelConfig {
 
 /// The folder of model.checkpoint, which names a folder or a file in it; empty without one.
 std::filesystem::path groot_checkpoint_folder(const GrootConfig& config);
+/// The folder whose files describe robots: that of the checkpoint that the configuration belongs
+/// to (DataBinding::own_checkpoint), else groot_checkpoint_folder().
+std::filesystem::path groot_description_folder(const GrootConfig& config);
 /// config.json of a public checkpoint or a parity case (keys of Isaac-GR00T); the backbone's own
 /// configuration comes from backbone_config.json beside it where there is one, else it is the
 /// published one. Throws ConfigError naming file and key.

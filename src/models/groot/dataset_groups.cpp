@@ -15,52 +15,6 @@
 namespace longship::models {
 namespace {
 
-int64_t numeric_width(const data::Dataset& dataset, const std::string& column, const char* role) {
-  const data::Feature* feature = dataset.find_feature(column);
-  std::vector<std::string> names;
-  for (const auto& other : dataset.features()) {
-    if (other.kind == data::FeatureKind::kNumeric) names.push_back(other.name);
-  }
-  LS_CHECK(feature != nullptr && feature->kind == data::FeatureKind::kNumeric, DataError,
-           "{}: the {} feature '{}' is not there; numeric features: {}", dataset.root().string(),
-           role, column, names.empty() ? "none" : join(names, ", "));
-  return feature->width();
-}
-
-std::string file_of_groups(const GrootConfig& config, const data::Dataset& dataset) {
-  if (config.modality) return *config.modality;
-  const std::filesystem::path own = dataset.root() / "meta" / "modality.json";
-  return std::filesystem::exists(own) ? own.string() : std::string();
-}
-
-GrootRanges ranges_from(const std::string& file, const GrootConfig& config,
-                        const data::Dataset& dataset) {
-  if (file.empty()) {
-    return groot_whole_columns(
-        config.state_feature, numeric_width(dataset, config.state_feature, "state"),
-        config.action_feature, numeric_width(dataset, config.action_feature, "action"));
-  }
-  GrootRanges out = read_groot_ranges(file, config.state_feature, config.action_feature);
-  check_groot_ranges(out, dataset, file);
-  for (const GrootRange& range : out.action) {
-    LS_CHECK(range.column == config.action_feature, DataError,
-             "{}: action.{} reads the column '{}'; all action groups must lie in '{}' "
-             "(model.action_feature)",
-             file, range.name, range.column, config.action_feature);
-  }
-  return out;
-}
-
-GrootNumbers numbers_of(const GrootConfig& config) {
-  GrootNumbers out;
-  out.use_percentiles = config.use_percentiles;
-  out.clip_outliers = config.clip_outliers;
-  out.sincos_state = !config.sincos_state_groups.empty();
-  out.relative_actions = config.relative_actions;
-  out.compose_poses = config.parity != "loongforge";
-  return out;
-}
-
 /// Adds the names of a configuration's list to the groups that they mean. A name may begin with
 /// "state." or "action." where both have a group of the name.
 void choose_groups(const std::vector<std::string>& names, const std::string& key,
@@ -102,6 +56,41 @@ GrootGroupStats slice_of(const data::FeatureStats& stats, const GrootRange& rang
   return out;
 }
 
+/// The checkpoint's description with this run's horizon.
+GrootModality told_modality(const GrootProcessor& told, int64_t horizon, int64_t history) {
+  GrootModality out = told.modality;
+  const std::string where = fmt::format("{}: {}", told.file, printable(told.tag));
+  for (size_t k = 0; k < out.action_offsets.size(); ++k) {
+    LS_CHECK(out.action_offsets[k] == static_cast<int64_t>(k), ConfigError,
+             "{}: action.delta_indices[{}] is {}; only actions from the observed frame on, one "
+             "after the other, are supported; name the groups of your robot in model.modality",
+             where, k, out.action_offsets[k]);
+  }
+  const auto rows = static_cast<int64_t>(out.action_offsets.size());
+  if (rows != horizon) {
+    log::warn("{}: chunks of {} actions; data.horizon says {}, which is used", where, rows,
+              horizon);
+  }
+  out.action_offsets.resize(static_cast<size_t>(horizon));
+  std::iota(out.action_offsets.begin(), out.action_offsets.end(), int64_t{0});
+  LS_CHECK(static_cast<int64_t>(out.state_offsets.size()) == history, ConfigError,
+           "{}: state.delta_indices has {} frames, the model reads {} (state_history_length)",
+           where, out.state_offsets.size(), history);
+  return out;
+}
+
+void check_widths(const std::vector<GrootRange>& ranges,
+                  const std::map<std::string, GrootGroupStats>& stats, const char* part,
+                  const std::string& source) {
+  for (const GrootRange& range : ranges) {
+    const auto it = stats.find(range.name);
+    LS_CHECK(it == stats.end() || it->second.width == range.width(), ConfigError,
+             "{}: {}.{} has {} numbers, the group has {} in this dataset; they belong to another "
+             "robot: set model.statistics=dataset",
+             source, part, range.name, it->second.width, range.width());
+  }
+}
+
 GrootGroupStats by_step(const data::FeatureStats& stats, int64_t horizon, int64_t width) {
   GrootGroupStats out;
   out.width = width;
@@ -111,6 +100,8 @@ GrootGroupStats by_step(const data::FeatureStats& stats, int64_t horizon, int64_
   out.max = stats.max;
   out.mean = stats.mean;
   out.std = stats.std;
+  out.q01 = stats.q01;
+  out.q99 = stats.q99;
   return out;
 }
 
@@ -129,15 +120,15 @@ data::FeatureStats flat(const GrootGroupStats& stats, const std::string& source)
 }  // namespace
 
 GrootDatasetGroups::GrootDatasetGroups(const GrootConfig& config, const data::Dataset& dataset)
-    : source_(file_of_groups(config, dataset)),
-      ranges_(ranges_from(source_, config, dataset)),
+    : choice_(groot_choose_groups(config, dataset)),
+      checkpoint_stats_(groot_checkpoint_statistics(config, choice_.robot.tag)),
       processor_(make_processor(config, dataset)) {
   const GrootModality& m = processor_.modality();
   std::map<std::string, std::set<int64_t>> offsets;
-  for (const GrootRange& range : ranges_.state) {
+  for (const GrootRange& range : ranges().state) {
     offsets[range.column].insert(m.state_offsets.begin(), m.state_offsets.end());
   }
-  for (const GrootRange& range : ranges_.action) {
+  for (const GrootRange& range : ranges().action) {
     offsets[range.column].insert(m.action_offsets.begin(), m.action_offsets.end());
   }
   for (const auto& [column, frames] : offsets)
@@ -147,37 +138,61 @@ GrootDatasetGroups::GrootDatasetGroups(const GrootConfig& config, const data::Da
     for (size_t i = 0; processor_.relative() && i < m.rules.size(); ++i) {
       is_reference |= m.rules[i].relative && m.reference_of(i) == name;
     }
-    if (is_reference) references_.push_back(*ranges_.find_state(name));
+    if (is_reference) references_.push_back(*ranges().find_state(name));
   }
 }
 
+GrootNumbers GrootDatasetGroups::numbers(const GrootConfig& config) const {
+  GrootNumbers out = choice_.numbers;
+  out.use_percentiles = config.use_percentiles.value_or(out.use_percentiles);
+  out.clip_outliers = config.clip_outliers.value_or(out.clip_outliers);
+  out.relative_actions = config.relative_actions.value_or(out.relative_actions);
+  out.sincos_state = out.sincos_state || !config.sincos_state_groups.empty();
+  out.compose_poses = config.parity != "loongforge";
+  return out;
+}
+
 GrootModality GrootDatasetGroups::modality(const GrootConfig& config) const {
-  GrootModality out = groot_modality_of(ranges_, config.data.horizon);
-  const int64_t history = config.sizes().state_history;
-  out.state_offsets.resize(static_cast<size_t>(history));
-  std::iota(out.state_offsets.begin(), out.state_offsets.end(), 1 - history);
-  choose_groups(config.mean_std_groups, "mean_std_groups", out, out.mean_std_state,
-                &out.mean_std_action);
-  choose_groups(config.sincos_state_groups, "sincos_state_groups", out, out.sincos_state, nullptr);
-  LS_CHECK(!config.relative_actions || out.any_relative(), ConfigError,
+  const int64_t horizon = config.data.horizon, history = config.sizes().state_history;
+  GrootModality out = groot_modality_of(ranges(), horizon);
+  if (choice_.processor) {
+    out = told_modality(*choice_.processor, horizon, history);
+  } else {
+    out.state_offsets.resize(static_cast<size_t>(history));
+    std::iota(out.state_offsets.begin(), out.state_offsets.end(), 1 - history);
+  }
+  if (!config.mean_std_groups.empty()) {
+    out.mean_std_state.clear();
+    out.mean_std_action.clear();
+    choose_groups(config.mean_std_groups, "mean_std_groups", out, out.mean_std_state,
+                  &out.mean_std_action);
+  }
+  if (!config.sincos_state_groups.empty()) {
+    out.sincos_state.clear();
+    choose_groups(config.sincos_state_groups, "sincos_state_groups", out, out.sincos_state,
+                  nullptr);
+  }
+  LS_CHECK(!config.relative_actions.value_or(false) || out.any_relative(), ConfigError,
            "model.relative_actions: no action group of {} is relative; say \"rep\": \"RELATIVE\" "
            "for those that are (and \"state_key\" where the state group has another name), and "
            "name the file in model.modality",
-           source_.empty() ? "the whole columns" : source_);
-  out.check(source_.empty() ? "whole columns" : source_);
+           choice_.processor  ? choice_.processor->file
+           : source().empty() ? "the whole columns"
+                              : source());
+  out.check(source().empty() ? "whole columns" : source());
   return out;
 }
 
 GrootGroupStats GrootDatasetGroups::relative_group(const GrootConfig& config,
                                                    const data::Dataset& dataset,
                                                    const GrootModality& m, size_t i) {
-  const GrootRange& action = *ranges_.find_action(m.action_groups[i]);
-  const GrootRange* state = ranges_.find_state(m.reference_of(i));
+  const GrootRange& action = *ranges().find_action(m.action_groups[i]);
+  const GrootRange* state = ranges().find_state(m.reference_of(i));
   LS_CHECK(state != nullptr, DataError,
-           "{}: action.{} is relative to the state group '{}', which is none of: {}", source_,
+           "{}: action.{} is relative to the state group '{}', which is none of: {}", source(),
            action.name, m.reference_of(i), join(m.state_groups, ", "));
   const int64_t horizon = config.data.horizon;
-  const bool compose = numbers_of(config).compose_poses;
+  const bool compose = numbers(config).compose_poses;
   const std::string key = groot_relative_key(action, *state, m.rules[i], compose, horizon);
   const auto size = static_cast<size_t>(horizon * action.width());
   if (const auto it = dataset.stats().find(key); it != dataset.stats().end()) {
@@ -205,7 +220,7 @@ GrootGroupStats GrootDatasetGroups::relative_group(const GrootConfig& config,
             dataset.root().string(), key, horizon);
   LS_CHECK(action.width() == state->width(), DataError,
            "{}: action.{} has {} dimensions, the state group '{}' that it is relative to {}",
-           source_, action.name, action.width(), state->name, state->width());
+           source(), action.name, action.width(), state->name, state->width());
   relative_[key] = groot_relative_stats(dataset, action, *state, m.rules[i], compose, horizon);
   return by_step(relative_[key], horizon, action.width());
 }
@@ -213,9 +228,19 @@ GrootGroupStats GrootDatasetGroups::relative_group(const GrootConfig& config,
 GrootStatistics GrootDatasetGroups::statistics(const GrootConfig& config,
                                                const data::Dataset& dataset,
                                                const GrootModality& m) {
-  std::vector<std::string> need = config.use_percentiles ? std::vector<std::string>{"q01", "q99"}
-                                                         : std::vector<std::string>{"min", "max"};
-  if (!config.mean_std_groups.empty()) need.insert(need.end(), {"mean", "std"});
+  if (checkpoint_stats_) {
+    check_widths(ranges().state, checkpoint_stats_->state, "state", checkpoint_stats_->source);
+    check_widths(ranges().action, checkpoint_stats_->action, "action", checkpoint_stats_->source);
+    log::info("{}: numbers are normalised with the statistics of {}", dataset.root().string(),
+              checkpoint_stats_->source);
+    return *checkpoint_stats_;
+  }
+  const GrootNumbers how = numbers(config);
+  std::vector<std::string> need = how.use_percentiles ? std::vector<std::string>{"q01", "q99"}
+                                                      : std::vector<std::string>{"min", "max"};
+  if (!m.mean_std_state.empty() || !m.mean_std_action.empty()) {
+    need.insert(need.end(), {"mean", "std"});
+  }
   std::map<std::string, data::FeatureStats> columns;
   const auto stats_of = [&](const GrootRange& range) {
     auto it = columns.find(range.column);
@@ -226,11 +251,39 @@ GrootStatistics GrootDatasetGroups::statistics(const GrootConfig& config,
   };
   GrootStatistics out;
   out.source = dataset.root().string();
-  for (const GrootRange& range : ranges_.state) out.state[range.name] = stats_of(range);
-  for (const GrootRange& range : ranges_.action) out.action[range.name] = stats_of(range);
-  for (size_t i = 0; config.relative_actions && i < m.action_groups.size(); ++i) {
+  for (const GrootRange& range : ranges().state) out.state[range.name] = stats_of(range);
+  for (const GrootRange& range : ranges().action) out.action[range.name] = stats_of(range);
+  for (size_t i = 0; how.relative_actions && i < m.action_groups.size(); ++i) {
     if (!m.rules[i].relative) continue;
     out.relative_action[m.action_groups[i]] = relative_group(config, dataset, m, i);
+  }
+  return out;
+}
+
+GrootStatistics GrootDatasetGroups::kept_statistics(
+    const std::map<std::string, data::FeatureStats>& columns) const {
+  if (checkpoint_stats_) return *checkpoint_stats_;
+  const auto stats_of = [&](const std::string& name) -> const data::FeatureStats& {
+    const auto it = columns.find(name);
+    LS_CHECK(it != columns.end(), InternalError, "no statistics of '{}' for a checkpoint", name);
+    return it->second;
+  };
+  GrootStatistics out;
+  for (const GrootRange& range : ranges().state) {
+    out.state[range.name] = slice_of(stats_of(range.column), range);
+  }
+  for (const GrootRange& range : ranges().action) {
+    out.action[range.name] = slice_of(stats_of(range.column), range);
+  }
+  const GrootModality& m = processor_.modality();
+  const GrootNumbers& how = processor_.options();
+  const auto horizon = static_cast<int64_t>(m.action_offsets.size());
+  for (size_t i = 0; how.relative_actions && i < m.action_groups.size(); ++i) {
+    if (!m.rules[i].relative) continue;
+    const GrootRange& action = *ranges().find_action(m.action_groups[i]);
+    const std::string key = groot_relative_key(action, *ranges().find_state(m.reference_of(i)),
+                                               m.rules[i], how.compose_poses, horizon);
+    out.relative_action[action.name] = by_step(stats_of(key), horizon, action.width());
   }
   return out;
 }
@@ -239,7 +292,7 @@ GrootStateAction GrootDatasetGroups::make_processor(const GrootConfig& config,
                                                     const data::Dataset& dataset) {
   GrootModality m = modality(config);
   const GrootStatistics stats = statistics(config, dataset, m);
-  return {std::move(m), stats, numbers_of(config)};
+  return {std::move(m), stats, numbers(config)};
 }
 
 GrootValues GrootDatasetGroups::slice(const data::RawSample& sample, const GrootRange& range,
@@ -265,7 +318,7 @@ GrootValues GrootDatasetGroups::slice(const data::RawSample& sample, const Groot
 
 GrootGroups GrootDatasetGroups::state(const data::RawSample& sample) const {
   GrootGroups out;
-  for (const GrootRange& range : ranges_.state) {
+  for (const GrootRange& range : ranges().state) {
     out[range.name] = slice(sample, range, processor_.modality().state_offsets);
   }
   return out;
@@ -273,7 +326,7 @@ GrootGroups GrootDatasetGroups::state(const data::RawSample& sample) const {
 
 GrootGroups GrootDatasetGroups::action(const data::RawSample& sample) const {
   GrootGroups out;
-  for (const GrootRange& range : ranges_.action) {
+  for (const GrootRange& range : ranges().action) {
     out[range.name] = slice(sample, range, processor_.modality().action_offsets);
   }
   return out;
@@ -307,7 +360,7 @@ GrootGroups GrootDatasetGroups::reference_groups(std::span<const float> values) 
 
 void GrootDatasetGroups::scatter_action(const GrootGroups& raw, std::span<float> out,
                                         int64_t column_width) const {
-  for (const GrootRange& range : ranges_.action) {
+  for (const GrootRange& range : ranges().action) {
     const GrootValues& values = raw.at(range.name);
     LS_CHECK(values.width == range.width() && range.end <= column_width &&
                  static_cast<int64_t>(out.size()) >= values.rows * column_width,

@@ -17,6 +17,7 @@
 
 #include "base/error.h"
 #include "nn/attention.h"
+#include "nn/halves.h"
 #include "nn/packed_attention.h"
 #include "nn/stacked_linear.h"
 #include "nn/tensor_math.h"
@@ -70,9 +71,8 @@ std::vector<at::Tensor> products(const at::Tensor& x, const std::vector<const nn
     rows.push_back(layer->weight.size(0));
   }
   if (!out.empty()) return out;
-  const at::Tensor all =
-      fp8 ? fp8->forward(x, weights, at::cat(biases)) : nn::stacked_linear(x, weights, biases);
-  return all.split_with_sizes(rows, -1);
+  if (fp8 == nullptr) return nn::stacked_linear_parts(x, weights, biases);
+  return fp8->forward(x, weights, at::cat(biases)).split_with_sizes(rows, -1);
 }
 
 /// gelu_tanh of the layer, with the dropout of `site`.
@@ -108,9 +108,8 @@ ops::StreamBranch branch_of(const nn::Linear& layer, const at::Tensor& x,
   return out;
 }
 
-// The kernels are for head widths that are multiples of 8.
 bool flash_reads(const at::Tensor& q, const nn::Fused& fused) {
-  return fused.attention && q.is_cuda() && q.scalar_type() == at::kBFloat16 && q.size(-1) % 8 == 0;
+  return fused.attention && nn::flash_takes(q);
 }
 
 bool is_recomputed(const GrootRun& run, const std::string& unit) {
@@ -194,7 +193,8 @@ std::vector<at::Tensor> GrootBlock::keys_values(const at::Tensor& rows, const Gr
 }
 
 at::Tensor GrootBlock::attend(const at::Tensor& u, at::Tensor keys, at::Tensor values,
-                              const GrootRows& source, const GrootRun& run) const {
+                              const GrootRows& source, const GrootRun& run,
+                              const nn::PackedSamples& own) const {
   const auto heads = [&](const at::Tensor& t) {
     return t.unflatten(-1, {sizes_.heads, sizes_.head_dim});
   };
@@ -202,9 +202,15 @@ at::Tensor GrootBlock::attend(const at::Tensor& u, at::Tensor keys, at::Tensor v
     const std::vector<at::Tensor> qkv =
         products(u, {&attn1.to_q, &attn1.to_k, &attn1.to_v}, run.fused.stacked, attn1.fp8_qkv);
     const at::Tensor q = heads(qkv[0]), k = heads(qkv[1]), v = heads(qkv[2]);
+    if (own.cu_seqlens.defined() && !u.is_meta()) {
+      return nn::packed_self_attention(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), own,
+                                       /*causal=*/false, run.fused.attention)
+          .unflatten(0, {u.size(0), u.size(1)});
+    }
     return flash_reads(q, run.fused) ? nn::dense_attention(q, k, v) : nn::attention(q, k, v);
   }
-  const at::Tensor q = heads(nn::product(attn1.to_q, u, attn1.fp8_q));
+  const at::Tensor q = heads(attn1.fp8_q ? nn::product(attn1.to_q, u, attn1.fp8_q)
+                                         : products(u, {&attn1.to_q}, run.fused.stacked).front());
   if (source.cu.defined()) return read_packed_rows(q, keys, values, source);
   if (!source.mask.defined() && flash_reads(q, run.fused)) {
     return nn::dense_attention(q, keys, values);
@@ -215,8 +221,8 @@ at::Tensor GrootBlock::attend(const at::Tensor& u, at::Tensor keys, at::Tensor v
 
 at::Tensor GrootBlock::forward(const at::Tensor& x, const GrootModulation& modulation,
                                const at::Tensor& keys, const at::Tensor& values,
-                               const GrootRows& source, const GrootRun& run,
-                               int64_t first_site) const {
+                               const GrootRows& source, const GrootRun& run, int64_t first_site,
+                               const nn::PackedSamples& own) const {
   const at::ScalarType gemm = run.precision.gemm;
   const std::vector<int64_t> first = attention_sites(first_site);
   const std::vector<int64_t> last = feed_forward_sites(first_site);
@@ -229,7 +235,7 @@ at::Tensor GrootBlock::forward(const at::Tensor& x, const GrootModulation& modul
                                                        .shift = modulation.shift,
                                                        .eps = kBlockEps},
                                run);
-    const at::Tensor mixed = attend(u, keys, values, source, run);
+    const at::Tensor mixed = attend(u, keys, values, source, run, own);
     const auto [middle, f] =
         ops::add_stream_norm(h, branch_of(attn1.to_out, mixed, first, run, attn1.fp8_out),
                              norm3 ? own_norm(*norm3) : bare);
@@ -242,7 +248,7 @@ at::Tensor GrootBlock::forward(const at::Tensor& x, const GrootModulation& modul
     return t;
   };
   const at::Tensor u = norm1 ? norm1->forward(x, false) : modulate(x, modulation, kBlockEps);
-  const at::Tensor mixed = attend(u.to(gemm), keys, values, source, run);
+  const at::Tensor mixed = attend(u.to(gemm), keys, values, source, run, own);
   const at::Tensor middle = x + dropped(nn::product(attn1.to_out, mixed, attn1.fp8_out), first);
   const at::Tensor f = norm3 ? norm3->forward(middle, false) : bare_norm(middle, kBlockEps);
   const at::Tensor hidden = hidden_layer(ff.in, f.to(gemm), run, hidden_site, ff.fp8_in);
@@ -321,8 +327,8 @@ std::vector<GrootModulation> GrootDit::modulations(const at::Tensor& temb,
   layers.push_back(&proj_out_1_);
   std::vector<GrootModulation> out;
   for (const at::Tensor& both : products(at::silu(temb), layers, run.fused.stacked)) {
-    const std::vector<at::Tensor> halves = both.split(sizes_.width, -1);
-    out.push_back({halves[0], halves[1]});
+    const auto [scale, shift] = nn::halves(both);
+    out.push_back({scale, shift});
   }
   std::swap(out.back().scale, out.back().shift);  // the output's shift comes first
   return out;
@@ -422,13 +428,14 @@ void GrootVlAttention::use_fp8(nn::Fp8Layers& layers) {
   }
 }
 
-at::Tensor GrootVlAttention::forward(const at::Tensor& x, const GrootRun& run) const {
+at::Tensor GrootVlAttention::forward(const at::Tensor& x, const GrootRun& run,
+                                     const nn::PackedSamples& samples) const {
   at::Tensor h = x;
   for (size_t i = 0; i < blocks_.size(); ++i) {
     const GrootBlock* block = blocks_[i].get();
     const int64_t index = static_cast<int64_t>(i), site = kGrootSitesPerBlock * index;
-    const auto unit = [block, run, site](const std::vector<at::Tensor>& in) {
-      return std::vector<at::Tensor>{block->forward(in[0], {}, {}, {}, {}, run, site)};
+    const auto unit = [block, run, site, samples](const std::vector<at::Tensor>& in) {
+      return std::vector<at::Tensor>{block->forward(in[0], {}, {}, {}, {}, run, site, samples)};
     };
     const std::string name = groot_vl_unit(index);
     h = nn::run_unit(run.hooks, name, is_recomputed(run, name), unit, {h})[0];

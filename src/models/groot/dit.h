@@ -18,6 +18,7 @@
 #include "nn/fused.h"
 #include "nn/linear.h"
 #include "nn/module.h"
+#include "nn/packed_samples.h"
 #include "nn/unit.h"
 
 namespace longship::models {
@@ -109,11 +110,12 @@ class GrootBlock : public nn::Module {
   explicit GrootBlock(const GrootBlockSizes& sizes);
 
   /// x [B, T, D] in the stream dtype -> same. `keys` and `values` as keys_values() gives them, with
-  /// the mask and presence of their rows; undefined: self-attention. `modulation` undefined for a
-  /// plain norm. The block's dropout sites begin at `first_site`.
+  /// the mask and presence of their rows; undefined: self-attention, inside the samples of the B *
+  /// T rows that `own` names, or of each of the B. `modulation` undefined for a plain norm. The
+  /// block's dropout sites begin at `first_site`.
   at::Tensor forward(const at::Tensor& x, const GrootModulation& modulation, const at::Tensor& keys,
                      const at::Tensor& values, const GrootRows& source, const GrootRun& run,
-                     int64_t first_site) const;
+                     int64_t first_site, const nn::PackedSamples& own = {}) const;
   /// rows [..., context] -> keys and values [..., heads, head_dim] in the gemm dtype.
   std::vector<at::Tensor> keys_values(const at::Tensor& rows, const GrootRun& run) const;
   const GrootBlockSizes& sizes() const { return sizes_; }
@@ -127,7 +129,8 @@ class GrootBlock : public nn::Module {
 
  private:
   at::Tensor attend(const at::Tensor& u, at::Tensor keys, at::Tensor values,
-                    const GrootRows& source, const GrootRun& run) const;
+                    const GrootRows& source, const GrootRun& run,
+                    const nn::PackedSamples& own) const;
   /// Dropout sites of the attention's result and of the feed-forward part's.
   std::vector<int64_t> attention_sites(int64_t first_site) const;
   std::vector<int64_t> feed_forward_sites(int64_t first_site) const;
@@ -188,13 +191,15 @@ class GrootDit : public nn::Module {
   nn::Linear proj_out_1_, proj_out_2_;
 };
 
-/// Blocks over vision-language rows with plain norms and no mask: padding rows are read like
-/// others. Source: Isaac-GR00T SelfAttentionTransformer.
+/// Blocks over vision-language rows with plain norms and no mask: padding rows of the reference's
+/// table are read like others. Source: Isaac-GR00T SelfAttentionTransformer.
 class GrootVlAttention : public nn::Module {
  public:
   GrootVlAttention(int64_t depth, const GrootBlockSizes& sizes);
-  /// x [B, S, D] in the stream dtype -> same; the dropout sites begin at 0.
-  at::Tensor forward(const at::Tensor& x, const GrootRun& run) const;
+  /// x [B, S, D] in the stream dtype -> same; the dropout sites begin at 0. `samples` of the B * S
+  /// rows, or none: a sample's rows see each other.
+  at::Tensor forward(const at::Tensor& x, const GrootRun& run,
+                     const nn::PackedSamples& samples) const;
   /// FP8 sites of the blocks, below "<unit name of the block>.".
   void use_fp8(nn::Fp8Layers& layers);
 

@@ -75,14 +75,28 @@ GrootEmbodiment groot_embodiment(GrootVersion version, const std::string& tag,
                       printable(tag), kGrootNewEmbodiment, join(known, ", "))};
 }
 
+std::map<std::string, int64_t> groot_published_ids(GrootVersion version) {
+  std::map<std::string, int64_t> out;
+  for (const auto& [tag, slot] : table_of(version)) {
+    if (tag.find('*') == std::string_view::npos) out.emplace(tag, slot);
+  }
+  return out;
+}
+
+std::map<std::string, int64_t> groot_checkpoint_ids(const GrootConfig& config) {
+  for (const std::filesystem::path& folder :
+       {groot_description_folder(config), groot_checkpoint_folder(config)}) {
+    const std::filesystem::path table = folder / "embodiment_id.json";
+    if (folder.empty() || !std::filesystem::exists(table)) continue;
+    return read_groot_embodiment_ids(table, config.sizes().embodiments);
+  }
+  return {};
+}
+
 GrootEmbodiment groot_embodiment(const GrootConfig& config) {
   const int64_t slots = config.sizes().embodiments;
-  std::map<std::string, int64_t> ids;
-  const std::filesystem::path table = groot_checkpoint_folder(config) / "embodiment_id.json";
-  if (config.checkpoint && std::filesystem::exists(table)) {
-    ids = read_groot_embodiment_ids(table, slots);
-  }
-  GrootEmbodiment out = groot_embodiment(config.version, config.embodiment, ids);
+  GrootEmbodiment out =
+      groot_embodiment(config.version, config.embodiment, groot_checkpoint_ids(config));
   LS_CHECK(out.slot < slots, ConfigError, "model.embodiment: '{}' is slot {}; the model has {}",
            config.embodiment, out.slot, slots);
   return out;

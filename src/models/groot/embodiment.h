@@ -31,9 +31,15 @@ std::map<std::string, int64_t> read_groot_embodiment_ids(const std::filesystem::
 /// version, else kGrootNewEmbodiment with a warning.
 GrootEmbodiment groot_embodiment(GrootVersion version, const std::string& tag,
                                  const std::map<std::string, int64_t>& ids);
-/// Slot of model.embodiment, with embodiment_id.json beside model.checkpoint where there is one.
+/// {tag: slot} of the embodiment_id.json in groot_description_folder(), else of that beside
+/// model.checkpoint; empty without one. Throws DataError for a broken file.
+std::map<std::string, int64_t> groot_checkpoint_ids(const GrootConfig& config);
+/// Slot of model.embodiment, by groot_checkpoint_ids() where they have it.
 /// Throws ConfigError for a slot that the model does not have, DataError for a broken file.
 GrootEmbodiment groot_embodiment(const GrootConfig& config);
+
+/// {tag: slot} as published for the version, without those that are patterns of tags.
+std::map<std::string, int64_t> groot_published_ids(GrootVersion version);
 
 /// Slot of a sample: that of its dataset (RawSample::embodiment), or `own` where that is 0. Throws
 /// ConfigError naming it where the model has not so many.

@@ -58,6 +58,8 @@ void check_request(const GrootLayoutRequest& r, const GrootSizes& sizes) {
              ShapeError, "GR00T batch: a picture of {} x {} patches; sides must be multiples of {}",
              rows, columns, kMerge);
   }
+  LS_CHECK(r.text_multiple >= 1, InternalError, "GR00T batch: text filled up to a multiple of {}",
+           r.text_multiple);
   const int64_t tokens = std::accumulate(r.lengths.begin(), r.lengths.end(), int64_t{0});
   LS_CHECK(r.token_ids.defined() && r.token_ids.scalar_type() == at::kLong &&
                r.token_ids.dim() == 1 && r.token_ids.size(0) == tokens,
@@ -201,7 +203,8 @@ GrootReadRows read_rows(const std::vector<bool>& valid, const std::vector<bool>&
 
 void text_layout(const GrootLayoutRequest& r, const GrootSizes& sizes, GrootLayout& out) {
   const int64_t batch = static_cast<int64_t>(r.lengths.size());
-  const int64_t longest = *std::max_element(r.lengths.begin(), r.lengths.end());
+  const int64_t columns = *std::max_element(r.lengths.begin(), r.lengths.end());  // reference's
+  const int64_t longest = (columns + r.text_multiple - 1) / r.text_multiple * r.text_multiple;
   const int64_t places = batch * longest;
   const Segments segments = segments_of(r.lengths, places);
   out.text_cu = segments.cu;
@@ -209,19 +212,20 @@ void text_layout(const GrootLayoutRequest& r, const GrootSizes& sizes, GrootLayo
   out.longest_text = longest;
   const int64_t* id = r.token_ids.const_data_ptr<int64_t>();
   std::vector<int64_t> image_rows, pad(static_cast<size_t>(places)), unpad(pad.size());
-  std::vector<int64_t> columns;
+  std::vector<int64_t> positions;
   std::vector<bool> valid(pad.size(), false), image(pad.size(), false);
   int64_t row = 0, padding = r.token_ids.size(0);
   for (int64_t b = 0; b < batch; ++b) {
-    const int64_t empty = longest - r.lengths[static_cast<size_t>(b)];
+    const int64_t empty = columns - r.lengths[static_cast<size_t>(b)];
     for (int64_t s = 0; s < longest; ++s) {
       const size_t place = static_cast<size_t>(b * longest + s);
-      const int64_t source = s < empty ? padding++ : row++;
+      const bool token = s >= empty && s < columns;
+      const int64_t source = token ? row++ : padding++;
       pad[place] = source;
       unpad[static_cast<size_t>(source)] = static_cast<int64_t>(place);
-      if (s < empty) continue;
+      if (!token) continue;
       valid[place] = true;
-      columns.push_back(s);
+      positions.push_back(s);
       image[place] = id[source] == sizes.text.image_token;
       if (image[place]) image_rows.push_back(source);
     }
@@ -235,10 +239,17 @@ void text_layout(const GrootLayoutRequest& r, const GrootSizes& sizes, GrootLayo
   out.valid = tensor_of(valid, {batch, longest});
   out.image = tensor_of(image, {batch, longest});
   out.read = read_rows(valid, image, batch);
+  if (sizes.vl && longest > columns) {
+    std::vector<int64_t> parts;
+    for (int64_t b = 0; b < batch; ++b) parts.insert(parts.end(), {columns, longest - columns});
+    const Segments own = segments_of(parts, places);
+    out.vl_cu = own.cu;
+    out.vl_segments = own.ids;
+  }
   // Padding rows see nothing; the reference numbers them with 1.
   if (sizes.version == GrootVersion::kN16) {
-    columns.resize(static_cast<size_t>(places), 1);
-    out.positions = tensor_of(columns, {1, places});
+    positions.resize(static_cast<size_t>(places), 1);
+    out.positions = tensor_of(positions, {1, places});
   } else {
     out.positions =
         nn::mrope_positions(out.tokens, r.lengths, sizes.text.image_token, r.grids, kMerge);
@@ -284,6 +295,8 @@ std::vector<std::pair<std::string, at::Tensor*>> GrootLayout::tensors() {
   add("layout.read_back", read.back);
   add("layout.read_text_cu", read.text_cu);
   add("layout.read_image_cu", read.image_cu);
+  add("layout.vl_cu", vl_cu);
+  add("layout.vl_segments", vl_segments);
   return out;
 }
 
@@ -296,12 +309,13 @@ void GrootLayout::forget_pictures() {
 }
 
 std::string GrootLayout::signature() const {
+  const std::string text = fmt::format("S{}{}", longest_text, vl_cu.defined() ? " filled up" : "");
   if (!picture_cu.defined()) {
-    return fmt::format("S{} behind the frozen part, {} of pictures", longest_text, read.image_rows);
+    return fmt::format("{} behind the frozen part, {} of pictures", text, read.image_rows);
   }
   std::string out =
-      fmt::format("V{} P{} of at most {} taps {}, S{}", picture_cu.size(0) - 1,
-                  picture_segments.size(0), longest_picture, position_index.size(1), longest_text);
+      fmt::format("V{} P{} of at most {} taps {}, {}", picture_cu.size(0) - 1,
+                  picture_segments.size(0), longest_picture, position_index.size(1), text);
   if (uniform_pictures > 0) out += " uniform";
   if (window_cu.defined()) {
     out += fmt::format(" windows {} of at most {}", window_cu.size(0) - 1, longest_window);

@@ -4,7 +4,9 @@
 //
 // The text rows of a batch are as many as in the padded table [B, S] that the reference makes: the
 // tokens of all samples behind each other, then the padding. Padding rows see nothing and nobody
-// sees them in the language layers, as in the reference, but N1.7's head reads them.
+// sees them in the language layers, as in the reference, but N1.7's head reads them. Where the
+// table is filled up to a multiple, columns that the reference does not have follow on its right;
+// whoever reads the reference's padding does not read those.
 
 #include <ATen/core/Tensor.h>
 
@@ -47,14 +49,20 @@ struct GrootLayout : GrootPictureTables {
   // Text: B * S rows.
   at::Tensor text_cu;        // [B + 1] int32
   at::Tensor text_segments;  // [B * S] int32: sample of a row + 1, 0 for padding
-  int64_t longest_text = 0;  // S
+  int64_t longest_text = 0;  // S, or the columns of the reference's table filled up to a multiple
   at::Tensor tokens;         // [B * S] int64: padding rows have the padding token
   at::Tensor positions;      // N1.6: [1, B * S], N1.7: [3, B * S] int64 (time, row, column)
   at::Tensor image_rows;     // [P / 4] int64: rows that the pictures' features fill
-  at::Tensor pad_index;      // [B * S] int64: row at each place of [B, S]; tokens end at column S-1
+  at::Tensor pad_index;      // [B * S] int64: row at each place of [B, S]; tokens end where the
+                             // reference's columns do
   at::Tensor unpad_index;    // [B * S] int64: place of each row
   at::Tensor valid, image;   // [B, S] bool: a token; the placeholder of a picture's feature
   GrootReadRows read;        // of the places of [B, S]: what the head's cross-attention reads
+  // N1.7, where the table has columns that the reference's has not: the places as samples whose
+  // rows see each other, first the reference's columns of a sample, then its other ones. Undefined:
+  // all places of a sample, which dense kernels take, as some batches need no filling up.
+  at::Tensor vl_cu;        // [2 * B + 1] int32
+  at::Tensor vl_segments;  // [B * S] int32, from 1
 
   bool ready() const { return text_cu.defined(); }
   /// Without what only the backbone's frozen part reads.
@@ -71,6 +79,8 @@ struct GrootLayoutRequest {
   std::vector<int64_t> lengths;   // tokens per sample
   /// [sum of lengths] int64: tokens, packed.
   at::Tensor token_ids;
+  /// The columns of the table are filled up to a multiple of it.
+  int64_t text_multiple = 1;
 };
 
 /// Throws ShapeError when counts, grids and placeholders do not fit each other: every sample must

@@ -1,10 +1,12 @@
 #include "models/groot/mapping.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/equal.h>
 #include <fmt/core.h>
 
 #include <algorithm>
 #include <charconv>
+#include <cstring>
 #include <functional>
 #include <list>
 #include <map>
@@ -16,6 +18,13 @@ namespace longship::models {
 namespace {
 
 constexpr std::string_view kCheck = "model.family, model.size and the overrides";
+
+// Public names of the output head of the language model and of its layers.
+constexpr std::string_view kHeadN16 = "backbone.model.language_model.lm_head.weight";
+constexpr std::string_view kHeadN17 = "backbone.model.lm_head.weight";
+constexpr std::string_view kLayersN16 = "backbone.model.language_model.model.layers.";
+constexpr std::string_view kLayersN17 = "backbone.model.model.language_model.layers.";
+constexpr std::string_view kEmbedding = ".embed_tokens.weight";
 
 /// Parts that published files have or leave out.
 bool is_optional(std::string_view name) {
@@ -58,6 +67,40 @@ at::Tensor put_together(const GrootSlotTable& table) {
   return out;
 }
 
+bool same_bytes(const io::Weights& weights, const io::TensorInfo& a, const io::TensorInfo& b) {
+  return a.dtype == b.dtype && a.shape == b.shape &&
+         std::memcmp(weights.data(a), weights.data(b), a.num_bytes()) == 0;
+}
+
+/// Moves what the model has no parameter for out of `tensors`: the output head, which is mostly the
+/// embedding once more, and layers behind the kept ones.
+void take_unused(const GrootModel& model, const io::Weights& weights, NamedInfos& tensors,
+                 StoredWeights& out) {
+  const auto embedding = std::find_if(tensors.begin(), tensors.end(),
+                                      [](const auto& t) { return t.first.ends_with(kEmbedding); });
+  for (auto it = tensors.begin(); it != tensors.end();) {
+    const auto& [name, info] = *it;
+    if (!groot_is_unused(name, model)) {
+      ++it;
+      continue;
+    }
+    if (embedding != tensors.end() && same_bytes(weights, *info, *embedding->second)) {
+      out.copies[name] = embedding->first;
+      out.dtypes[name] = io::to_scalar_type(info->dtype);
+    } else {
+      out.unused[name] = io::to_tensor(weights, *info);
+    }
+    it = tensors.erase(it);
+  }
+}
+
+/// Keeps a frozen parameter's `value` where `held`, the parameter's dtype, rounds it.
+void keep_exact(StoredWeights& out, const std::string& name, const at::Tensor& value,
+                at::ScalarType held) {
+  const at::ScalarType stored = value.scalar_type();
+  if (stored != held && !at::equal(value.to(held).to(stored), value)) out.exact[name] = value;
+}
+
 }  // namespace
 
 std::vector<GrootSlotTable> groot_slot_tables(const GrootModel& model) {
@@ -87,36 +130,41 @@ void groot_take_slots(const at::Tensor& whole, const std::vector<int64_t>& rows,
   }
 }
 
-std::optional<std::string> groot_canonical_name(std::string_view name, const GrootSizes& sizes) {
+std::string groot_public_name(std::string_view name) {
   if (name.starts_with("model.backbone.") || name.starts_with("model.action_head.")) {
     name.remove_prefix(std::string_view("model.").size());
-  }
-  if (name.ends_with("lm_head.weight")) return std::nullopt;
-  constexpr std::string_view kLayers = ".language_model.layers.";
-  constexpr std::string_view kInner = ".language_model.model.layers.";
-  for (const std::string_view part : {kLayers, kInner}) {
-    const size_t at = name.find(part);
-    if (at == std::string_view::npos) continue;
-    int64_t layer = 0;
-    const char* begin = name.data() + at + part.size();
-    const auto result = std::from_chars(begin, name.data() + name.size(), layer);
-    if (result.ec == std::errc() && layer >= sizes.text.depth) return std::nullopt;
   }
   return std::string(name);
 }
 
-void groot_load_weights(GrootModel& model, const std::filesystem::path& path,
-                        const PreciseSink& sink) {
+bool groot_is_unused(std::string_view name, const GrootModel& model) {
+  const GrootSizes& sizes = model.sizes();
+  const bool n17 = sizes.version == GrootVersion::kN17;
+  if (name == (n17 ? kHeadN17 : kHeadN16)) return true;
+  const std::string_view layers = n17 ? kLayersN17 : kLayersN16;
+  if (!name.starts_with(layers)) return false;
+  const char* end = name.data() + name.size();
+  int64_t layer = 0;
+  const auto [rest, error] = std::from_chars(name.data() + layers.size(), end, layer);
+  if (error != std::errc() || layer < sizes.text.depth) return false;
+  // A layer has the tensors that the first one has.
+  const std::string same = fmt::format("{}0{}", layers, std::string_view(rest, end));
+  const auto parameters = model.named_parameters();
+  return std::any_of(parameters.begin(), parameters.end(),
+                     [&](const auto& own) { return own.first == same; });
+}
+
+StoredWeights groot_load_weights(GrootModel& model, const std::filesystem::path& path,
+                                 const PreciseSink& sink,
+                                 const std::function<bool(std::string_view)>& frozen) {
   const io::Weights weights = io::open_weights(path);
   WeightFaults faults;
   NamedInfos tensors = collect_weights(
-      weights, [&](std::string_view name) { return groot_canonical_name(name, model.sizes()); },
-      faults);
+      weights, [](std::string_view name) { return groot_public_name(name); }, faults);
+  StoredWeights out;
+  take_unused(model, weights, tensors, out);
+  const NamedInfos sources = tensors;
   const std::vector<GrootSlotTable> tables = groot_slot_tables(model);
-  NamedInfos sources;
-  for (const GrootSlotTable& table : tables) {
-    if (const auto it = tensors.find(table.name); it != tensors.end()) sources.insert(*it);
-  }
   // Shapes of tables are checked there, values copied here.
   PublicTensors own(model, tables, [](const GrootSlotTable& table) {
     return at::empty(table.shape, at::TensorOptions().device(at::kMeta));
@@ -127,12 +175,25 @@ void groot_load_weights(GrootModel& model, const std::filesystem::path& path,
     const at::Tensor whole = io::to_tensor(weights, *sources.at(table.name));
     for (const GrootSlotTable::Part& part : table.parts) {
       if (nn::has_memory(part.tensor)) groot_take_slots(whole, part.rows, part.tensor);
-      if (!sink || part.tensor.is_meta()) continue;
-      const at::Tensor precise = at::empty(part.tensor.sizes(), at::TensorOptions());
+      if (part.tensor.is_meta()) continue;
+      const at::Tensor precise = at::empty(part.tensor.sizes(), whole.options());
       groot_take_slots(whole, part.rows, precise);
-      sink(part.name, precise);
+      if (frozen(part.name)) keep_exact(out, part.name, precise, part.tensor.scalar_type());
+      if (sink) sink(part.name, precise.to(at::kFloat));
     }
   }
+  for (const auto& [name, parameter] : own.named_parameters()) {
+    const auto source = sources.find(name);
+    if (source == sources.end()) {
+      out.absent.insert(name);
+      continue;
+    }
+    const at::ScalarType dtype = io::to_scalar_type(source->second->dtype);
+    out.dtypes[name] = dtype;
+    if (parameter.is_meta() || dtype == parameter.scalar_type() || !frozen(name)) continue;
+    keep_exact(out, name, io::to_tensor(weights, *source->second), parameter.scalar_type());
+  }
+  return out;
 }
 
 std::vector<NamedTensor> groot_export_weights(const GrootModel& model,

@@ -71,6 +71,7 @@ void GrootModality::check(const std::string& source) const {
   check_listed(mean_std_action, action_groups, "action.mean_std_embedding_keys", source);
   check_offsets(state_offsets, "state.delta_indices", source);
   check_offsets(action_offsets, "action.delta_indices", source);
+  check_offsets(view_offsets, "video.delta_indices", source);
 }
 
 GrootRanges groot_whole_columns(const std::string& state_column, int64_t state_width,

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,6 +21,9 @@ struct GrootActionRule {
   bool relative = false;  // to the state of the last observed frame
   bool pose = false;      // x, y, z and the first two rows of a rotation: 9 numbers
   std::string state_key;  // the state group it is relative to; empty: the one of its own name
+  // What files say besides, for writing them again.
+  bool difference = false;         // DELTA: the data holds differences, nothing is subtracted
+  std::string format = "DEFAULT";  // of a pose: XYZ_ROT6D, XYZ_ROTVEC
 };
 
 /// Columns [begin, end) of a numeric feature.
@@ -100,8 +104,21 @@ GrootModality groot_modality_of(const GrootRanges& ranges, int64_t horizon);
 
 /// Modality configuration of an embodiment tag: a file of {tag: {video, state, action, language}},
 /// or a checkpoint's processor_config.json, which has it under
-/// processor_kwargs.modality_configs. Throws DataError naming file and key.
+/// processor_kwargs.modality_configs. A view has at most 64 frames, each 3600 .. 0 before the
+/// observed one. Throws DataError naming file and key.
 GrootModality read_groot_modality(const std::filesystem::path& path, const std::string& tag);
+
+/// What a checkpoint's processor_config.json says besides; empty where it says nothing.
+struct GrootProcessorSettings {
+  std::vector<std::string> tags;  // embodiments that it describes, in the file's order
+  std::optional<bool> use_percentiles, clip_outliers, sincos_state, relative_actions;
+  std::optional<int64_t> shortest_edge;  // pixels
+  std::optional<double> crop_fraction;
+  std::optional<bool> letterbox, albumentations, formalize_language;
+  std::optional<bool> exclude_state, tactile;
+};
+/// Throws DataError naming file and key.
+GrootProcessorSettings read_groot_processor_settings(const std::filesystem::path& path);
 
 /// statistics.json of a checkpoint: {tag: {state, action, relative_action: {group: {min, ...}}}}.
 /// Statistics must be finite and of one shape per group. Throws DataError naming file and key.

@@ -1,4 +1,4 @@
-// Readers of modality.json, modality_config.json, statistics.json and relative_stats.json.
+// Readers of modality.json, processor_config.json, statistics.json and relative_stats.json.
 
 #include <fmt/format.h>
 
@@ -23,6 +23,9 @@ using data::lerobot::read_json_object;
 constexpr int64_t kMostColumns = 1 << 20;
 constexpr size_t kMostGroups = 4096;
 constexpr size_t kMostOffsets = 1 << 16;
+// Of pictures, every one of which is decoded, kept and given to the vision tower.
+constexpr size_t kMostFrames = 64;
+constexpr int64_t kOldestFrame = -3600;
 
 std::string keys_of(const Json& object) {
   std::vector<std::string> keys;
@@ -78,8 +81,22 @@ std::vector<int64_t> offsets_at(const Json& object, const char* key, const std::
   std::vector<int64_t> out;
   for (const Json& item : list) {
     out.push_back(json_integer(item, fmt::format("{}.{}[{}]", where, key, out.size())));
-    LS_CHECK(std::abs(out.back()) <= kMostColumns, DataError, "{}.{}[{}] is {}", where, key,
-             out.size() - 1, out.back());
+    LS_CHECK(out.back() >= -kMostColumns && out.back() <= kMostColumns, DataError,
+             "{}.{}[{}] is {}", where, key, out.size() - 1, out.back());
+  }
+  return out;
+}
+
+/// Frames of the views, which a sample has seen: the future is not there when a robot acts.
+std::vector<int64_t> frames_at(const Json& video, const std::string& where) {
+  std::vector<int64_t> out = offsets_at(video, "delta_indices", where);
+  LS_CHECK(out.size() <= kMostFrames, DataError,
+           "{}.delta_indices has {} frames, at most {} are read", where, out.size(), kMostFrames);
+  for (size_t i = 0; i < out.size(); ++i) {
+    LS_CHECK(
+        out[i] >= kOldestFrame && out[i] <= 0, DataError,
+        "{}.delta_indices[{}] is {}; pictures of {} .. 0 frames from the observed one are read",
+        where, i, out[i], kOldestFrame);
   }
   return out;
 }
@@ -100,14 +117,16 @@ GrootActionRule rule_of(const Json& entry, const std::string& where) {
   LS_CHECK(entry.is_object(), DataError, "{} is no object", where);
   GrootActionRule rule;
   // DELTA chunks are differences already in the data: nothing is subtracted from them.
-  rule.relative =
-      choice_at(entry, "rep", "ABSOLUTE", {"RELATIVE", "ABSOLUTE", "DELTA"}, where) == "RELATIVE";
+  const std::string rep =
+      choice_at(entry, "rep", "ABSOLUTE", {"RELATIVE", "ABSOLUTE", "DELTA"}, where);
+  rule.relative = rep == "RELATIVE";
+  rule.difference = rep == "DELTA";
   const std::string type = choice_at(entry, "type", "NON_EEF", {"NON_EEF", "EEF"}, where);
-  const std::string format =
+  rule.format =
       choice_at(entry, "format", "DEFAULT", {"DEFAULT", "XYZ_ROT6D", "XYZ_ROTVEC"}, where);
   rule.pose = type == "EEF";
-  LS_CHECK(!rule.relative || !rule.pose || format == "XYZ_ROT6D", DataError,
-           "{}: relative poses of format {} are not supported; XYZ_ROT6D is", where, format);
+  LS_CHECK(!rule.relative || !rule.pose || rule.format == "XYZ_ROT6D", DataError,
+           "{}: relative poses of format {} are not supported; XYZ_ROT6D is", where, rule.format);
   rule.state_key = text_or(entry, "state_key", "", where);
   return rule;
 }
@@ -245,7 +264,7 @@ GrootModality read_groot_modality(const std::filesystem::path& path, const std::
   if (given(entry, "video")) {
     const Json& video = object_at(entry, "video", where);
     out.views = texts_at(video, "modality_keys", where + ".video");
-    out.view_offsets = offsets_at(video, "delta_indices", where + ".video");
+    out.view_offsets = frames_at(video, where + ".video");
   }
   if (given(entry, "language")) {
     const auto keys =
@@ -253,6 +272,36 @@ GrootModality read_groot_modality(const std::filesystem::path& path, const std::
     if (!keys.empty()) out.language_key = keys.front();
   }
   out.check(where);
+  return out;
+}
+
+GrootProcessorSettings read_groot_processor_settings(const std::filesystem::path& path) {
+  const Json file = read_json_object(path);
+  const Json& all = object_at(file, "processor_kwargs", path.string());
+  const std::string where = path.string() + ": processor_kwargs";
+  GrootProcessorSettings out;
+  for (const auto& [tag, entry] : object_at(all, "modality_configs", where).items()) {
+    out.tags.push_back(tag);
+  }
+  for (const auto& [key, target] :
+       {std::pair{"use_percentiles", &out.use_percentiles},
+        std::pair{"clip_outliers", &out.clip_outliers},
+        std::pair{"apply_sincos_state_encoding", &out.sincos_state},
+        std::pair{"use_relative_action", &out.relative_actions},
+        std::pair{"letter_box_transform", &out.letterbox},
+        std::pair{"use_albumentations", &out.albumentations},
+        std::pair{"formalize_language", &out.formalize_language},
+        std::pair{"exclude_state", &out.exclude_state}, std::pair{"use_tactile", &out.tactile}}) {
+    if (!given(all, key)) continue;
+    LS_CHECK(all.at(key).is_boolean(), DataError, "{}.{} is neither true nor false", where, key);
+    *target = all.at(key).get<bool>();
+  }
+  if (given(all, "shortest_image_edge")) {
+    out.shortest_edge = json_integer(all.at("shortest_image_edge"), where + ".shortest_image_edge");
+  }
+  if (given(all, "crop_fraction")) {
+    out.crop_fraction = json_number(all.at("crop_fraction"), where + ".crop_fraction");
+  }
   return out;
 }
 

@@ -17,6 +17,7 @@
 #include "models/groot/plan.h"
 #include "nn/functions.h"
 #include "nn/init.h"
+#include "nn/packed_attention.h"
 
 namespace longship::models {
 namespace {
@@ -25,16 +26,30 @@ bool contains(std::string_view text, std::string_view part) {
   return text.find(part) != std::string_view::npos;
 }
 
-// Flash kernels are for bf16 and head widths that are multiples of 8.
-nn::Fused supported(nn::Fused fused, const GrootSizes& s, at::ScalarType dtype) {
-  const int64_t vision = s.vision.width / s.vision.num_heads;
-  const bool widths = vision % 8 == 0 && s.text.head_dim % 8 == 0 && s.dit.head_dim % 8 == 0 &&
-                      (!s.vl || s.vl->head_dim % 8 == 0);
-  fused.attention = fused.attention && dtype == at::kBFloat16 && widths;
+// Each part asks for itself whether its heads fit; packed rows of the head are for bf16 alone.
+nn::Fused supported(nn::Fused fused, at::ScalarType dtype) {
+  fused.attention = fused.attention && dtype == at::kBFloat16;
   return fused;
 }
 
 }  // namespace
+
+std::vector<LostKernel> groot_lost_kernels(const GrootSizes& s, const nn::Fused& asked,
+                                           at::ScalarType dtype) {
+  if (!asked.attention) return {};
+  constexpr const char* kKey = "perf.flash_attention";
+  if (dtype != at::kBFloat16) return {{kKey, nn::flash_refusal(s.dit.head_dim, dtype)}};
+  std::vector<LostKernel> out;
+  const auto check = [&](std::string_view where, int64_t head_dim) {
+    const std::string why = nn::flash_refusal(head_dim, dtype);
+    if (!why.empty()) out.push_back({kKey, fmt::format("{}: {}", where, why)});
+  };
+  check("the vision tower", s.vision.width / s.vision.num_heads);
+  check("the text layers", s.text.head_dim);
+  if (s.vl) check("the self-attention over the backbone's rows", s.vl->head_dim);
+  check("the diffusion transformer", s.dit.head_dim);
+  return out;
+}
 
 GrootHeadSizes groot_head_sizes(const GrootSizes& s) {
   GrootHeadSizes out;
@@ -73,6 +88,9 @@ GrootHeadSizes groot_head_sizes(const GrootSizes& s) {
 GrootHeadSizes groot_head_sizes(const GrootConfig& config) {
   GrootHeadSizes out = groot_head_sizes(config.sizes());
   out.slots = config.trained_slots();
+  // As the reference, which keeps parts that do not train in evaluation mode.
+  if (!config.tune_diffusion) out.dropout = 0;
+  if (!config.tune_vlln) out.vl_dropout = 0;
   return out;
 }
 
@@ -96,11 +114,13 @@ GrootModel::GrootModel(const GrootConfig& config, const BuildOptions& options)
     : config_(config),
       sizes_(config.sizes()),
       dtype_(options.dtype),
-      fused_(supported(options.fused, sizes_, options.dtype)),
+      fused_(supported(options.fused, options.dtype)),
+      token_bucket_(options.token_bucket),
       grid_cache_(options.grid_cache ? std::make_unique<GrootGridCache>(options.device.is_cuda())
                                      : nullptr),
       backbone_(make_groot_backbone(sizes_, config.final_norm())),
       head_(groot_head_sizes(config), groot_head_precision(config, options.dtype), fused_) {
+  warn_lost_kernels(options.device, groot_lost_kernels(sizes_, options.fused, options.dtype));
   register_child("backbone", *backbone_);
   register_child("action_head", head_);
   allocate(at::kMeta);
@@ -214,11 +234,17 @@ void GrootModel::check_slots(const GrootBatch& batch) const {
   }
 }
 
-void GrootModel::prepare(GrootBatch& batch) const {
+int64_t GrootModel::text_multiple(int64_t samples) const {
+  if (!sizes_.alternate_vl || samples <= 0) return 1;
+  return (token_bucket_ + samples - 1) / samples;
+}
+
+void GrootModel::prepare(GrootBatch& batch, bool to_buckets) const {
   if (batch.layout.ready()) return;
   check_slots(batch);
-  batch.layout = make_groot_layout({batch.grids, batch.pictures, batch.lengths, batch.token_ids},
-                                   sizes_, grid_cache_.get());
+  GrootLayoutRequest request{batch.grids, batch.pictures, batch.lengths, batch.token_ids};
+  if (to_buckets) request.text_multiple = text_multiple(batch.size());
+  batch.layout = make_groot_layout(request, sizes_, grid_cache_.get());
   const int64_t* slot = batch.embodiment.const_data_ptr<int64_t>();
   const bool one = std::all_of(slot, slot + batch.embodiment.numel(),
                                [&](int64_t other) { return other == *slot; });
@@ -271,6 +297,7 @@ GrootHeadCall GrootModel::call(const GrootBatch& batch, bool training) const {
   out.one_embodiment = batch.one_embodiment.has_value();
   out.text_and_images = batch.text_and_images;
   out.read = batch.layout.read;
+  out.vl_samples = {batch.layout.vl_cu, batch.layout.vl_segments, batch.layout.longest_text};
   if (training && config_.dropout && batch.dropout_keys.defined()) {
     out.dropout = groot_dropout(head_, batch.dropout_keys);
   }

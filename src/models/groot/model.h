@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "models/common/lost_kernels.h"
 #include "models/groot/action_head.h"
 #include "models/groot/backbone.h"
 #include "models/groot/batch.h"
@@ -24,7 +25,7 @@
 namespace longship::models {
 
 GrootHeadSizes groot_head_sizes(const GrootSizes& sizes);
-/// With the slots that the configuration reads.
+/// With the slots that the configuration reads, and without dropout in parts that do not train.
 GrootHeadSizes groot_head_sizes(const GrootConfig& config);
 GrootHeadPrecision groot_head_precision(const GrootConfig& config, at::ScalarType dtype);
 
@@ -32,10 +33,14 @@ GrootHeadPrecision groot_head_precision(const GrootConfig& config, at::ScalarTyp
 /// embedding and the category-specific biases of the head stay fp32, as their arithmetic does.
 at::ScalarType groot_parameter_dtype(at::ScalarType dtype, std::string_view name);
 
+/// Which of the kernels that `asked` names such a model cannot have.
+std::vector<LostKernel> groot_lost_kernels(const GrootSizes& sizes, const nn::Fused& asked,
+                                           at::ScalarType dtype);
+
 class GrootModel : public nn::Module {
  public:
   /// Shapes only (meta device). Throws ConfigError for sizes that do not fit each other, or a
-  /// recompute pattern that matches no unit.
+  /// recompute pattern that matches no unit. Warns of kernels that it cannot have.
   GrootModel(const GrootConfig& config, const BuildOptions& options);
 
   /// Gives every parameter uninitialised storage on `device`; without `memory` only the device.
@@ -59,9 +64,14 @@ class GrootModel : public nn::Module {
   at::Tensor integrate(const GrootVlContext& context, const GrootBatch& batch,
                        const at::Tensor& noise) const;
 
-  /// Completes batch.layout (host tensors). Throws ConfigError naming sample and slot where this
-  /// model does not read a sample's slot.
-  void prepare(GrootBatch& batch) const;
+  /// Completes batch.layout (host tensors). `to_buckets`: text rows are filled up as
+  /// BuildOptions::token_bucket says, see text_multiple(). Throws ConfigError naming sample and
+  /// slot where this model does not read a sample's slot.
+  void prepare(GrootBatch& batch, bool to_buckets) const;
+  /// What the places of each of `samples` texts are filled up to a multiple of, so that those of
+  /// all together are filled up to the bucket, or as little above as whole samples allow. 1 where
+  /// the head reads all of them, because it would read the filling too.
+  int64_t text_multiple(int64_t samples) const;
 
   GrootActionHead& head() { return head_; }
   /// Slots of the category-specific layers that are read, ascending; empty: all.
@@ -100,6 +110,7 @@ class GrootModel : public nn::Module {
   GrootSizes sizes_;
   at::ScalarType dtype_;
   nn::Fused fused_;
+  int64_t token_bucket_;
   std::vector<std::string> recomputed_;  // units
   std::optional<int64_t> frozen_layers_;
   std::unique_ptr<GrootGridCache> grid_cache_;  // null: tables of pictures are made for each batch

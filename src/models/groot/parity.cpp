@@ -1,17 +1,16 @@
 #include "models/groot/parity.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/zeros_like.h>
 #include <fmt/core.h>
 
-#include <map>
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
 #include "base/json.h"
 #include "io/tensor_io.h"
 #include "models/common/strict_weights.h"
+#include "models/groot/parity_inputs.h"
 #include "models/groot/policy.h"
 #include "nn/functions.h"
 #include "nn/tensor_math.h"
@@ -19,35 +18,8 @@
 namespace longship::models {
 namespace {
 
-using Tensors = std::map<std::string, at::Tensor>;
-
-/// Tensors of inputs.safetensors and its like.
-class Inputs {
- public:
-  explicit Inputs(const std::filesystem::path& path)
-      : path_(path), tensors_(io::load_tensors(path)) {}
-  bool has(const std::string& name) const { return tensors_.contains(name); }
-  const at::Tensor& operator[](const std::string& name) const {
-    const auto it = tensors_.find(name);
-    LS_CHECK(it != tensors_.end(), ConfigError, "{}: tensor '{}' is missing", path_.string(), name);
-    return it->second;
-  }
-  const std::filesystem::path& path() const { return path_; }
-  /// These inputs moved by rounding.
-  Inputs moved(uint64_t member, const std::string& prefix) const {
-    Inputs out = *this;
-    out.tensors_ = parity_moved(tensors_, member, prefix);
-    return out;
-  }
-
- private:
-  std::filesystem::path path_;
-  Tensors tensors_;
-};
-
-GrootVersion version_of(const ParityCase& c) {
-  return c.family == "groot_n17" ? GrootVersion::kN17 : GrootVersion::kN16;
-}
+using Tensors = GrootParityTensors;
+using Inputs = GrootParityInputs;
 
 void collect_gradients(const std::vector<ParamInfo>& parameters, Tensors& out,
                        size_t drop_prefix = 0) {
@@ -59,13 +31,6 @@ void collect_gradients(const std::vector<ParamInfo>& parameters, Tensors& out,
   }
 }
 
-void to_host(Tensors& tensors) {
-  for (auto& [name, value] : tensors) {
-    value = value.detach().to(at::kCPU);
-    if (value.is_floating_point()) value = value.to(at::kFloat);
-  }
-}
-
 void add_flow(const GrootFlow& flow, Tensors& out) {
   out["loss"] = flow.loss.reshape({1});
   out["pred"] = flow.pred;
@@ -74,81 +39,8 @@ void add_flow(const GrootFlow& flow, Tensors& out) {
   out["t_discretized"] = flow.bucket;
 }
 
-// N1.6 records pictures as CHW tensors: rows of patches, values in order (y, x, channel).
-at::Tensor raster_patches(const at::Tensor& picture, int64_t patch) {
-  const int64_t rows = picture.size(2) / patch, columns = picture.size(3) / patch;
-  return picture.reshape({3, rows, patch, columns, patch})
-      .permute({1, 3, 2, 4, 0})
-      .reshape({rows * columns, patch * patch * 3})
-      .contiguous();
-}
-
-/// The padded, left-aligned recording as a packed batch.
-GrootBatch pack(const Inputs& in, GrootSizes& sizes) {
-  GrootBatch batch;
-  const at::Tensor ids = in["input_ids"].to(at::kLong), mask = in["attention_mask"].to(at::kBool);
-  const int64_t count = ids.size(0);
-  std::vector<at::Tensor> tokens;
-  for (int64_t b = 0; b < count; ++b) {
-    const at::Tensor valid = mask.select(0, b);
-    tokens.push_back(ids.select(0, b).masked_select(valid));
-    batch.lengths.push_back(tokens.back().size(0));
-    batch.sample_ids.push_back(b);
-    const at::Tensor padding = ids.select(0, b).masked_select(valid.logical_not());
-    if (padding.size(0) > 0) sizes.text.pad_token = padding.select(0, 0).item<int64_t>();
-  }
-  batch.token_ids = at::cat(tokens).contiguous();
-  if (in.has("pixel_values")) {
-    batch.patches = in["pixel_values"];
-    const at::Tensor grids = in["image_grid_thw"].to(at::kLong).contiguous();
-    const auto at = grids.accessor<int64_t, 2>();
-    for (int64_t v = 0; v < grids.size(0); ++v) batch.grids.push_back({at[v][1], at[v][2]});
-  } else {
-    std::vector<at::Tensor> rows;
-    for (int64_t v = 0; in.has(fmt::format("pixel_values.{}", v)); ++v) {
-      const at::Tensor picture = in[fmt::format("pixel_values.{}", v)];
-      rows.push_back(raster_patches(picture, sizes.vision.patch_size));
-      batch.grids.push_back(
-          {picture.size(2) / sizes.vision.patch_size, picture.size(3) / sizes.vision.patch_size});
-    }
-    batch.patches = at::cat(rows);
-  }
-  // Pictures belong to samples by the placeholders that they fill.
-  size_t picture = 0;
-  for (const at::Tensor& own : tokens) {
-    int64_t left = own.eq(sizes.text.image_token).sum().item<int64_t>();
-    batch.pictures.push_back(0);
-    while (left > 0 && picture < batch.grids.size()) {
-      left -= batch.grids[picture][0] * batch.grids[picture][1] / 4;
-      ++batch.pictures.back();
-      ++picture;
-    }
-  }
-  batch.embodiment = in.has("embodiment_id") ? in["embodiment_id"].to(at::kLong)
-                                             : at::zeros_like(ids.select(1, 0));
-  if (!in.has("action")) return batch;
-  batch.state = in["state"];
-  batch.actions = in["action"];
-  batch.action_mask = in["action_mask"];
-  batch.noise = in["noise"];
-  batch.beta = in["beta_sample"];
-  if (in.has("state_dropout_u")) batch.state_u = in["state_dropout_u"];
-  return batch;
-}
-
-// Documented in README.md: about twice the largest difference seen on the recorded cases. Those are
-// fp32 throughout, so N1.6's inputs are not rounded for the comparison.
-ParityTolerance low_precision() {
-  return {.outputs = 4e-1,
-          .loss = 5e-2,
-          .grads = 8e-1,
-          .train = 5e-1,
-          .sample = 2e-1,
-          .zero_grads = 5e-2};
-}
-
 GrootConfig case_config(const ParityCase& c) {
-  GrootConfig config = groot_import_config(c.folder / "config.json", version_of(c));
+  GrootConfig config = groot_import_config(c.folder / "config.json", groot_parity_version(c));
   config.bf16_inputs = false;
   return config;
 }
@@ -165,7 +57,7 @@ class FullAdapter : public ParityAdapter {
       recorded_.emplace_back(folder_ / "inputs_b1.safetensors");
     }
     inputs_ = recorded_;
-    pack(inputs_.front(), *config_.imported);  // finds the padding token
+    groot_parity_batch(inputs_.front(), *config_.imported);  // finds the padding token
     policy_ = make_policy("isaac");
   }
 
@@ -183,12 +75,16 @@ class FullAdapter : public ParityAdapter {
       flow.loss.backward();
       add_flow(flow, own);
       collect_gradients(policy_->parameters(), own);
+      own["grad_norm"] = parity_gradient_norm(own);
       add_activations(own);
       for (auto& [name, value] : own) out[prefix + name] = value;
     };
     if (config_.is_n17()) run("loongforge", "postnorm.");
     run("isaac", "");
-    to_host(out);
+    // The step as recorded with SDPA in the text layers. Here it is what the text layers use, and
+    // padding rows leave it as zeros in both recordings.
+    out["sdpa.loss"] = out.at("loss");
+    groot_parity_to_host(out);
     return out;
   }
 
@@ -198,8 +94,8 @@ class FullAdapter : public ParityAdapter {
     const at::Tensor noise = inputs_.front()["sample_noise"].to(options_.device);
     const GrootBatch own = batch(0);
     GrootModel& model = policy_->model();
-    Tensors out{{"action_pred", model.integrate(model.encode(own), own, noise)}};
-    to_host(out);
+    Tensors out{{"action_pred", model.integrate(model.encode(own), own, noise)}, {"noise", noise}};
+    groot_parity_to_host(out);
     return out;
   }
 
@@ -216,7 +112,12 @@ class FullAdapter : public ParityAdapter {
   at::Tensor train_loss(int64_t index) override {
     return policy_->model().flow(batch(index), /*training=*/true).loss;
   }
-  ParityTolerance low_precision_tolerance() const override { return low_precision(); }
+  ParityTolerance low_precision_tolerance() const override {
+    return groot_low_precision_tolerance();
+  }
+  std::vector<std::string> own_files() const override {
+    return {"backbone_config.json", "inputs_b1.safetensors"};
+  }
 
  private:
   std::unique_ptr<GrootPolicy> make_policy(const std::string& parity) const {
@@ -228,26 +129,55 @@ class FullAdapter : public ParityAdapter {
   }
 
   GrootBatch batch(int64_t index) {
-    GrootBatch out = pack(inputs_.at(static_cast<size_t>(index)), *config_.imported);
-    policy_->model().prepare(out);
+    GrootBatch out = groot_parity_batch(inputs_.at(static_cast<size_t>(index)), *config_.imported);
+    policy_->model().prepare(out, /*to_buckets=*/false);
     out.to(options_.device);
     return out;
   }
 
-  /// Packed rows of text as the recording has them, padded.
+  /// Activations under the names and in the shapes of the recording: packed rows of text padded,
+  /// N1.6's patches as one batch of all pictures.
   void add_activations(Tensors& out) {
     const GrootBatch own = batch(0);
     const auto padded = [&](const at::Tensor& rows) {
       return nn::select_rows(rows, own.layout.pad_index).unflatten(0, own.layout.valid.sizes());
     };
-    for (int64_t l = 0; out.contains(fmt::format("text_layer{}.out", l)); ++l) {
-      out[fmt::format("act.text_layer{}", l)] = padded(out.at(fmt::format("text_layer{}.out", l)));
+    const auto whole = [&](const at::Tensor& rows) {
+      return config_.is_n17() ? rows : rows.unsqueeze(0);
+    };
+    // N1.6's reference keeps patches in the order of windows whether its attention stays inside of
+    // them or not; ours does only where it has to.
+    const auto windowed = [&](const at::Tensor& rows) {
+      if (own.layout.window_order.defined()) return whole(rows);
+      GrootSizes sizes = config_.sizes();
+      sizes.vision.windows = true;
+      const GrootLayout layout = make_groot_layout(
+          {own.grids, own.pictures, own.lengths, own.token_ids.to(at::kCPU)}, sizes);
+      return whole(nn::select_rows(rows, layout.window_order.to(rows.device())));
+    };
+    const auto each = [&](const char* ours, const char* theirs, const auto& shaped) {
+      int64_t count = 0;
+      for (; out.contains(fmt::format(fmt::runtime(ours), count)); ++count) {
+        out[fmt::format(fmt::runtime(theirs), count)] =
+            shaped(out.at(fmt::format(fmt::runtime(ours), count)));
+      }
+      return count;
+    };
+    const auto renamed = [&](const char* ours, const char* theirs, const auto& shaped) {
+      if (out.contains(ours)) out[theirs] = shaped(out.at(ours));
+    };
+    each("text_layer{}.out", "act.text_layer{}", padded);
+    each("vision_layer{}.out", "act.vision_layer{}", windowed);
+    const int64_t blocks = each("vision_block{}.out", "act.vision_block{}", whole);
+    if (blocks > 0) {
+      out["act.vision_last_block"] = out.at(fmt::format("act.vision_block{}", blocks - 1));
     }
-    const std::string last = "act.text_last_layer_pre_norm";
-    if (out.contains(last)) out[last] = padded(out.at(last));
+    renamed("vision.patches", "act.vision_patch_embed", whole);
+    renamed("vision.embeddings", "act.vision_embeddings_windowed", windowed);
     for (const char* name : {"act.projector", "act.vision_last_hidden_state"}) {
-      if (!config_.is_n17() && out.contains(name)) out[name] = out.at(name).unsqueeze(0);
+      renamed(name, name, whole);
     }
+    renamed("act.text_last_layer_pre_norm", "act.text_last_layer_pre_norm", padded);
     out["act.image_mask"] = own.layout.image.to(at::kFloat);
   }
 
@@ -269,7 +199,9 @@ class HeadAdapter : public ParityAdapter {
               options.fused) {
     const nlohmann::json notes =
         parse_json_file(c.folder / "inputs.json", {.code = ExitCode::kConfig});
-    if (notes.contains("rtc_options")) rtc_ = notes["rtc_options"];
+    if (notes.contains("rtc_options") && notes["rtc_options"].is_object()) {
+      rtc_ = notes["rtc_options"];
+    }
     if (rtc_) sample_ = io::load_tensors(c.folder / "sample.safetensors");
     head_.materialise(device_, [&](std::string_view name) {
       return groot_parameter_dtype(options.dtype, "action_head." + std::string(name));
@@ -306,7 +238,7 @@ class HeadAdapter : public ParityAdapter {
     add_flow(flow, out);
     collect_gradients(parameters_, out);
     out["grad_input.backbone_features"] = features.grad();
-    to_host(out);
+    groot_parity_to_host(out);
     return out;
   }
 
@@ -315,7 +247,7 @@ class HeadAdapter : public ParityAdapter {
     const GrootVlContext rows = context(input("backbone_features"));
     const at::Tensor state = input("state"), noise = input("sample_noise");
     const at::Tensor embodiment = input("embodiment_id").to(at::kLong);
-    Tensors out{{"action_pred", head_.integrate(rows, state, embodiment, noise)}};
+    Tensors out{{"action_pred", head_.integrate(rows, state, embodiment, noise)}, {"noise", noise}};
     if (rtc_) {
       GrootRtc rtc;
       rtc.previous = sample_.at("rtc_prev_action").to(device_);
@@ -325,7 +257,7 @@ class HeadAdapter : public ParityAdapter {
       rtc.ramp_rate = rtc_->at("rtc_ramp_rate").get<double>();
       out["rtc_action_pred"] = head_.integrate(rows, state, embodiment, noise, {}, &rtc);
     }
-    to_host(out);
+    groot_parity_to_host(out);
     return out;
   }
 
@@ -334,7 +266,11 @@ class HeadAdapter : public ParityAdapter {
     throw ConfigError(fmt::format("{}: a head alone has no recorded training", file));
   }
   at::Tensor train_loss(int64_t) override { return {}; }
-  ParityTolerance low_precision_tolerance() const override { return low_precision(); }
+  ParityTolerance low_precision_tolerance() const override {
+    return groot_low_precision_tolerance();
+  }
+  // The chunk before, which real-time chunking continues.
+  std::vector<std::string> recorded_inputs() const override { return {"sample:rtc_prev_action"}; }
 
  private:
   at::Tensor input(const std::string& name) const { return inputs_[name].to(device_); }
@@ -352,76 +288,6 @@ class HeadAdapter : public ParityAdapter {
   std::vector<ParamInfo> parameters_;
 };
 
-/// N1.7's backbone alone, under the names of its own checkpoint.
-class BackboneAdapter : public ParityAdapter {
- public:
-  BackboneAdapter(const ParityCase& c, const ParityOptions& options)
-      : options_(options),
-        sizes_(groot_import_backbone(c.folder / "backbone_config.json", version_of(c))),
-        inputs_(c.folder / "inputs.safetensors"),
-        backbone_(make_groot_backbone(sizes_, /*final_norm=*/false)) {
-    backbone_->materialise(options.device, [&](std::string_view) { return options.dtype; });
-    const io::Weights weights = io::open_weights(c.folder / "weights.safetensors");
-    WeightFaults faults;
-    NamedInfos tensors = collect_weights(
-        weights,
-        [](std::string_view name) -> std::optional<std::string> {
-          if (name.ends_with("lm_head.weight")) return std::nullopt;
-          return fmt::format("model.{}", name);
-        },
-        faults);
-    copy_weights(*backbone_, weights, std::move(tensors), c.folder, "backbone_config.json",
-                 std::move(faults), {});
-  }
-
-  Tensors forward() override {
-    const at::NoGradGuard no_grad;
-    GrootBatch batch = pack(inputs_, sizes_);
-    batch.layout =
-        make_groot_layout({batch.grids, batch.pictures, batch.lengths, batch.token_ids}, sizes_);
-    batch.to(options_.device);
-    Tensors taps, out;
-    GrootBackboneRun run;
-    run.dtype = options_.dtype;
-    run.fused = options_.fused;
-    run.tap = [&](std::string_view name, const at::Tensor& value) {
-      taps.emplace(std::string(name), value);
-    };
-    const auto padded = [&](const at::Tensor& rows) {
-      return nn::select_rows(rows, batch.layout.pad_index).unflatten(0, batch.layout.valid.sizes());
-    };
-    const int64_t depth = sizes_.text.depth;
-    const at::Tensor rows = backbone_->begin(batch, run, depth);
-    out["pre_norm_hidden"] = padded(backbone_->finish(rows, batch, run, depth));
-    out["vision.features"] = taps.at("act.vision_merger");
-    for (size_t j = 0; j < sizes_.vision.deepstack.size(); ++j) {
-      out[fmt::format("vision.deepstack{}", j)] = taps.at(fmt::format("act.deepstack{}", j));
-    }
-    for (int64_t l = 0; l < sizes_.text.depth; ++l) {
-      for (const char* end : {"in", "out"}) {
-        out[fmt::format("text_layer{}_{}", l, end)] =
-            padded(taps.at(fmt::format("text_layer{}.{}", l, end)));
-      }
-    }
-    to_host(out);
-    return out;
-  }
-
-  Tensors sample() override { return {}; }
-  void move_inputs(uint64_t) override {}  // nothing is trained
-  std::vector<ParamInfo> begin_trajectory(const std::string& file, const std::string&) override {
-    throw ConfigError(fmt::format("{}: a backbone alone has no recorded training", file));
-  }
-  at::Tensor train_loss(int64_t) override { return {}; }
-  ParityTolerance low_precision_tolerance() const override { return low_precision(); }
-
- private:
-  ParityOptions options_;
-  GrootSizes sizes_;
-  Inputs inputs_;
-  std::unique_ptr<GrootBackbone> backbone_;
-};
-
 }  // namespace
 
 std::unique_ptr<ParityAdapter> make_groot_parity_adapter(const ParityCase& c,
@@ -431,7 +297,7 @@ std::unique_ptr<ParityAdapter> make_groot_parity_adapter(const ParityCase& c,
   const std::string kind = notes.value("kind", std::string("full"));
   if (kind == "full") return std::make_unique<FullAdapter>(c, options);
   if (kind == "head") return std::make_unique<HeadAdapter>(c, options);
-  if (kind == "vision") return std::make_unique<BackboneAdapter>(c, options);
+  if (kind == "vision") return make_groot_backbone_parity_adapter(c, options);
   throw ConfigError(fmt::format("{}: kind '{}' is none of full, head, vision",
                                 (c.folder / "inputs.json").string(), kind));
 }

@@ -140,6 +140,12 @@ std::vector<ParamInfo> groot_parameters(const GrootModel& model) {
     const bool trains = uses.back().unit != nn::kUnreadUnit && is_tuned(name, model);
     out.push_back({name, tensor, trains ? ParamRole::kTrainable : ParamRole::kFrozen});
   }
+  LS_CHECK(
+      std::any_of(out.begin(), out.end(),
+                  [](const ParamInfo& info) { return info.role == ParamRole::kTrainable; }),
+      ConfigError,
+      "model.tune_llm, model.tune_visual, model.tune_top_llm_layers, model.tune_projector, "
+      "model.tune_diffusion_model and model.tune_vlln leave nothing to train; set one of them");
   for (const std::string& rule : model.config().freeze) {
     freeze_matching(out, rule, rule,
                     "a dotted prefix such as 'action_head.model.transformer_blocks.0' or a pattern "

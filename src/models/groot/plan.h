@@ -24,7 +24,8 @@ std::vector<std::string> groot_units(const GrootSizes& sizes);
 /// Role of a parameter by the tune_* settings and model.freeze, and its unit. What no pass reads
 /// (the pooling head, N1.7's final norm where the head reads what is before it, slots of other
 /// robots) is frozen. Throws
-/// ConfigError when a freeze pattern matches nothing or nothing is left to train.
+/// ConfigError when the settings train nothing, a freeze pattern matches nothing, or nothing is
+/// left to train.
 std::vector<ParamInfo> groot_parameters(const GrootModel& model);
 
 /// Text layers in front of which nothing trains; nullopt where the towers or the first text layers

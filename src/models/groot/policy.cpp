@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <array>
+#include <set>
 
 #include "base/error.h"
 #include "base/rng.h"
@@ -94,7 +95,7 @@ std::vector<std::string> GrootPolicy::use_order() {
 
 void GrootPolicy::prepare(Batch& given, const DrawKey& key) const {
   GrootBatch& batch = groot_batch(given);
-  model_.prepare(batch);
+  model_.prepare(batch, /*to_buckets=*/true);
   const GrootSizes& sizes = model_.sizes();
   if (!batch.noise.defined()) {
     batch.noise = draw_noise(key.seed, RngStream::kNoise, key.step, batch.sample_ids, sizes.horizon,
@@ -126,7 +127,7 @@ void GrootPolicy::prepare(Batch& given, const DrawKey& key) const {
 
 void GrootPolicy::prepare_sampling(Batch& given, const DrawKey& key) const {
   GrootBatch& batch = groot_batch(given);
-  model_.prepare(batch);
+  model_.prepare(batch, /*to_buckets=*/false);
   if (batch.noise.defined()) return;
   batch.noise = draw_noise(key.seed, RngStream::kSample, key.step, batch.sample_ids,
                            model_.sizes().horizon, model_.sizes().max_action_dim, at::kCPU);
@@ -165,9 +166,9 @@ LossResult GrootPolicy::loss(const Batch& batch) {
 GrootBatch GrootPolicy::ready(const Batch& batch) const {
   GrootBatch own = groot_batch(batch);
   if (own.layout.ready()) return own;
-  const at::Device device = own.token_ids.device();
+  const at::Device device = own.state.device();
   own.to(at::kCPU);
-  model_.prepare(own);
+  model_.prepare(own, /*to_buckets=*/false);
   own.to(device);
   return own;
 }
@@ -184,9 +185,8 @@ at::Tensor GrootPolicy::sample(const Batch& given, const DrawKey& key) {
   const GrootBatch batch = ready(given);
   at::Tensor noise = batch.noise;
   if (!noise.defined()) {
-    noise =
-        draw_noise(key.seed, RngStream::kSample, key.step, batch.sample_ids, model_.sizes().horizon,
-                   model_.sizes().max_action_dim, batch.token_ids.device());
+    noise = draw_noise(key.seed, RngStream::kSample, key.step, batch.sample_ids,
+                       model_.sizes().horizon, model_.sizes().max_action_dim, batch.state.device());
   }
   return nn::run_root(model_.hooks(), [&] {
     return real_part(model_.integrate(model_.encode(batch), batch, noise));
@@ -199,9 +199,9 @@ at::Tensor GrootPolicy::sample_draws(const Batch& given, uint64_t seed, int64_t 
     const GrootVlContext context = model_.encode(batch);
     std::vector<at::Tensor> chunks;
     for (int64_t d = 0; d < draws; ++d) {
-      const at::Tensor noise = draw_noise(seed, RngStream::kSample, static_cast<uint64_t>(d),
-                                          batch.sample_ids, model_.sizes().horizon,
-                                          model_.sizes().max_action_dim, batch.token_ids.device());
+      const at::Tensor noise =
+          draw_noise(seed, RngStream::kSample, static_cast<uint64_t>(d), batch.sample_ids,
+                     model_.sizes().horizon, model_.sizes().max_action_dim, batch.state.device());
       chunks.push_back(real_part(model_.integrate(context, batch, noise)));
     }
     return at::stack(chunks);
@@ -274,11 +274,17 @@ void GrootPolicy::check_slot_rows(std::span<const NamedTensor> state) {
 
 void GrootPolicy::initialise(uint64_t seed, const PreciseSink& sink) {
   model_.initialise(seed, sink);
+  stored_.reset();
   model_.weights_changed();
 }
 
 void GrootPolicy::load_weights(const std::filesystem::path& path, const PreciseSink& sink) {
-  groot_load_weights(model_, path, sink);
+  std::set<std::string_view> frozen;
+  for (const ParamInfo& info : parameters_) {
+    if (info.role == ParamRole::kFrozen) frozen.insert(info.name);
+  }
+  stored_ = groot_load_weights(model_, path, sink,
+                               [&](std::string_view name) { return frozen.contains(name); });
   model_.weights_changed();
 }
 

@@ -3,6 +3,7 @@
 
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -44,6 +45,7 @@ class GrootPolicy : public Policy {
   void initialise(uint64_t seed, const PreciseSink& sink) override;
   void load_weights(const std::filesystem::path& path, const PreciseSink& sink = {}) override;
   std::vector<NamedTensor> export_weights(std::span<const NamedTensor> values) override;
+  const StoredWeights* stored_weights() const override { return stored_ ? &*stored_ : nullptr; }
 
  private:
   /// The batch with its layout, on the model's device.
@@ -59,6 +61,7 @@ class GrootPolicy : public Policy {
 
   GrootModel model_;
   std::vector<ParamInfo> parameters_;
+  std::optional<StoredWeights> stored_;
 };
 
 }  // namespace longship::models

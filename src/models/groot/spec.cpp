@@ -60,6 +60,12 @@ class GrootFamily : public ModelFamily {
     return out;
   }
 
+  // The loss has a mask of its own, the token table is frozen or trained as a whole, and only valid
+  // text tokens are ever computed.
+  std::vector<std::string> unused_switches() const override {
+    return {"perf.fused_loss", "perf.sparse_embedding", "perf.pack_text"};
+  }
+
   BatchCost cost(const ModelConfig& config, const Batch& given) const override {
     const GrootConfig& own = own_config(config);
     const GrootBatch& batch = groot_batch(given);

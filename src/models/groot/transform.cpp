@@ -131,6 +131,7 @@ std::vector<std::pair<std::string, std::string>> groot_views(const GrootConfig& 
 GrootTransform::GrootTransform(const GrootConfig& config, const data::Dataset& dataset,
                                GrootTokenize tokenize)
     : config_(checked(config)),
+      dataset_(dataset.root().string()),
       sizes_(config.sizes()),
       tokenize_(std::move(tokenize)),
       groups_(config, dataset),
@@ -158,16 +159,16 @@ GrootTransform::GrootTransform(const GrootConfig& config, const data::Dataset& d
   std::set<std::string> unused;
   for (const std::string& camera : dataset.cameras()) unused.insert(camera);
   for (const auto& [view, camera] : views_) {
-    log::info("view {} <- {}", view, camera);
+    log::info("view {} <- {}", printable(view), printable(camera));
     unused.erase(camera);
   }
-  for (const std::string& camera : unused) log::info("camera {} is not used", camera);
+  for (const std::string& camera : unused) log::info("camera {} is not used", printable(camera));
 }
 
 data::WindowSpec GrootTransform::windows() const {
   data::WindowSpec spec;
   spec.columns = groups_.columns();
-  for (const auto& [view, camera] : views_) spec.cameras[camera] = {0};
+  for (const auto& [view, camera] : views_) spec.cameras[camera] = frames();
   return spec;
 }
 
@@ -177,7 +178,8 @@ std::string GrootTransform::task_text(std::string_view task) const {
 }
 
 std::string GrootTransform::prompt(const data::RawSample& sample) const {
-  return groot_prompt(config_.version, task_text(sample.task), static_cast<int64_t>(views_.size()));
+  return groot_prompt(config_.version, task_text(sample.task),
+                      static_cast<int64_t>(views_.size() * frames().size()));
 }
 
 std::vector<int64_t> GrootTransform::tokens(std::string_view task,
@@ -267,14 +269,17 @@ std::unique_ptr<Transform::Item> GrootTransform::prepare(const data::RawSample& 
     item->references = groups_.references(state);
 
     std::vector<int64_t> counts;
-    for (const auto& [view, camera] : views_) {
-      const auto it = sample.cameras.find(camera);
-      LS_CHECK(it != sample.cameras.end() && !it->second.frames.empty() &&
-                   it->second.frames.front() != nullptr,
-               DataError, "no picture of camera '{}' was read", camera);
-      add_picture(*it->second.frames.front(), sample, item->patches, item->grids);
-      const auto& grid = item->grids.back();
-      counts.push_back(grid[0] * grid[1] / (GrootSizes::kMerge * GrootSizes::kMerge));
+    // All views of the first frame, then of the next one.
+    for (size_t frame = 0; frame < frames().size(); ++frame) {
+      for (const auto& [view, camera] : views_) {
+        const auto it = sample.cameras.find(camera);
+        LS_CHECK(it != sample.cameras.end() && it->second.frames.size() == frames().size() &&
+                     it->second.frames[frame] != nullptr,
+                 DataError, "no picture of camera '{}' was read", camera);
+        add_picture(*it->second.frames[frame], sample, item->patches, item->grids);
+        const auto& grid = item->grids.back();
+        counts.push_back(grid[0] * grid[1] / (GrootSizes::kMerge * GrootSizes::kMerge));
+      }
     }
     item->tokens = tokens(sample.task, counts);
   } catch (const DataError& error) {
@@ -332,6 +337,31 @@ std::map<std::string, data::FeatureStats> GrootTransform::own_stats() const {
   return groups_.relative_stats();
 }
 
+GrootDescription GrootTransform::description(
+    const std::map<std::string, data::FeatureStats>& stats) const {
+  GrootDescription out{dataset_,
+                       groups_.robot(),
+                       groups_.processor().modality(),
+                       groups_.processor().options(),
+                       groups_.kept_statistics(stats),
+                       groups_.ranges()};
+  out.modality.views.clear();
+  for (const auto& [view, camera] : views_) out.modality.views.push_back(view);
+  out.ranges.video = views_;
+  return out;
+}
+
+std::vector<std::pair<std::string, std::string>> GrootTransform::checkpoint_files(
+    std::span<const Described> parts) const {
+  std::vector<GrootDescription> descriptions;
+  for (const Described& part : parts) {
+    const auto* transform = dynamic_cast<const GrootTransform*>(part.transform);
+    LS_CHECK(transform != nullptr, InternalError, "a mixture of transforms of several families");
+    descriptions.push_back(transform->description(part.stats));
+  }
+  return groot_sidecars(config_, descriptions);
+}
+
 at::Tensor GrootTransform::denormalise_actions(const at::Tensor& actions,
                                                const Batch* observed) const {
   const GrootStateAction& processor = groups_.processor();
@@ -382,6 +412,10 @@ void GrootTransform::check_dataset(const data::Dataset& dataset) const {
     const bool channels_first = shape[2] != 3 && shape[0] == 3;
     const auto grid = grid_of(shape[channels_first ? 1 : 0], shape[channels_first ? 2 : 1]);
     counts.push_back(grid[0] * grid[1] / (GrootSizes::kMerge * GrootSizes::kMerge));
+  }
+  const std::vector<int64_t> one = counts;
+  for (size_t frame = 1; frame < frames().size(); ++frame) {
+    counts.insert(counts.end(), one.begin(), one.end());
   }
   std::vector<std::string> faults;
   constexpr size_t kMostListed = 5;

@@ -16,14 +16,15 @@
 #include "models/groot/config.h"
 #include "models/groot/dataset_groups.h"
 #include "models/groot/prompt.h"
+#include "models/groot/sidecars.h"
 #include "models/spec.h"
 
 namespace longship::models {
 
 /// (view, the dataset's camera) in the order in which the model sees them. Rules in order: data.
-/// cameras of the recipe, where a view may also be named by its camera; the views of the modality
-/// file; one camera. Anything else throws ConfigError that lists the cameras: an order is never
-/// guessed.
+/// cameras of the recipe, where a view may also be named by its camera; the views of the checkpoint
+/// that describes the robot, or of the modality file; one camera. Anything else throws ConfigError
+/// that lists the cameras: an order is never guessed.
 std::vector<std::pair<std::string, std::string>> groot_views(const GrootConfig& config,
                                                              const GrootRanges& ranges,
                                                              const data::Dataset& dataset);
@@ -46,6 +47,10 @@ class GrootTransform : public Transform {
   at::Tensor denormalise_actions(const at::Tensor& actions,
                                  const Batch* observed = nullptr) const override;
   std::map<std::string, data::FeatureStats> own_stats() const override;
+  /// processor_config.json, statistics.json, embodiment_id.json, modality.json: see
+  /// groot_sidecars().
+  std::vector<std::pair<std::string, std::string>> checkpoint_files(
+      std::span<const Described> parts) const override;
   /// Cameras, ranges and every task against the token limit.
   void check_dataset(const data::Dataset& dataset) const override;
 
@@ -61,6 +66,10 @@ class GrootTransform : public Transform {
   std::vector<int64_t> tokens(std::string_view task, std::span<const int64_t> counts) const;
   /// Patches per column and row of a camera's frames of this size.
   std::array<int64_t, 2> grid_of(int64_t height, int64_t width) const;
+  /// What is done to samples, with complete statistics of the columns.
+  GrootDescription description(const std::map<std::string, data::FeatureStats>& stats) const;
+  /// Frames of every view, relative to the sample's.
+  const std::vector<int64_t>& frames() const { return groups_.processor().modality().view_offsets; }
   /// Appends a picture's patches and their grid.
   void add_picture(const data::Image& image, const data::RawSample& sample,
                    std::vector<float>& patches, std::vector<std::array<int64_t, 2>>& grids) const;
@@ -68,6 +77,7 @@ class GrootTransform : public Transform {
   int64_t slot_of(const data::RawSample& sample) const;
 
   GrootConfig config_;
+  std::string dataset_;  // for messages
   GrootSizes sizes_;
   GrootTokenize tokenize_;
   GrootDatasetGroups groups_;

@@ -80,6 +80,8 @@ struct Pi05Config : ModelConfig {
   bool masks_dims() const {
     return loss_dims == "real" || (loss_dims == "auto" && parity == "loongforge");
   }
+  /// Whether each sample says which of the action dimensions are its own.
+  bool says_dims() const { return data.dims_differ && loss_dims != "all"; }
   bool is_pi05() const { return variant == "pi05"; }
   int64_t horizon() const { return data.horizon; }
   /// The model's camera slots in order: those of data.cameras, else openpi's three.

@@ -47,7 +47,10 @@ at::Tensor Pi05Model::embed_images(const Pi05Batch& batch) const {
       patches, precision_.vision, fused_,
       [this](int64_t layer, const nn::UnitFunction& unit, const std::vector<at::Tensor>& in) {
         const size_t l = static_cast<size_t>(layer);
-        return nn::run_unit(hooks, vision_units_[l], recompute_vision_[l], unit, in);
+        std::vector<at::Tensor> out =
+            nn::run_unit(hooks, vision_units_[l], recompute_vision_[l], unit, in);
+        if (tap) record(fmt::format("act.vision.block{}", l), out.front());
+        return out;
       });
   record("act.vision.last", features);
   const at::Tensor projected = projector_.forward(features.to(precision_.vision.gemm));
@@ -90,9 +93,13 @@ Pi05Model::PrefixState Pi05Model::prefix_layer(size_t l, const nn::Normed& x,
   PrefixState out;
   const at::Tensor mixed = attend_prefix(heads, layout, out.k, out.v);
   if (last) return out;
-  if (tap) record(fmt::format("act.stream0.layer{}.attn_heads", l), mixed);
+  const at::Tensor projected = layer.self_attn.project(mixed);
+  if (tap) {
+    record(fmt::format("act.stream0.layer{}.attn_heads", l), mixed);
+    record(fmt::format("act.stream0.layer{}.attn_out", l), projected);
+  }
   const nn::Normed middle =
-      layer.post_attention_layernorm.add(x.h, layer.self_attn.project(mixed), {}, {}, fused_.norms);
+      layer.post_attention_layernorm.add(x.h, projected, {}, {}, fused_.norms);
   const at::Tensor branch = layer.mlp.forward(middle.y, fused_);
   out.x = prefix_layers_[l + 1]->input_layernorm.add(middle.h, branch, {}, {}, fused_.norms);
   return out;
@@ -115,7 +122,10 @@ PrefixCache Pi05Model::encode_prefix(const Pi05Batch& batch, const PrefixLayout&
   x.y = prefix_layers_.front()->input_layernorm.forward(x.h, {}, fused_.norms);
   const nn::RopeTable rows = rope_rows(layout.positions);
   for (size_t l = 0; l < prefix_layers_.size(); ++l) {
-    if (tap) record(fmt::format("act.stream0.layer{}.in", l), x.h);
+    if (tap) {
+      record(fmt::format("act.stream0.layer{}.in", l), x.h);
+      record(fmt::format("act.stream0.layer{}.norm1", l), x.y);
+    }
     const auto unit = [this, l, layout, rows](const std::vector<at::Tensor>& in) {
       const PrefixState state = prefix_layer(l, {in[0], in[1]}, layout, rows);
       std::vector<at::Tensor> out{state.k, state.v};
@@ -145,6 +155,9 @@ std::vector<Modulation> Pi05Model::modulations(const at::Tensor& cond) const {
   }
   add(expert_norm_);
   const at::Tensor all = nn::stacked_linear(cond.to(precision_.heads), weights, biases);
+  if (tap) {  // scale, shift and gate of the first norm
+    record("act.stream1.layer0.norm1_modulation", all.narrow(-1, 0, 3 * sizes_.expert_width));
+  }
   const auto parts = all.split(sizes_.expert_width, -1);
   for (size_t i = 0; i < out.size(); ++i) {
     out[i] = {parts[3 * i], parts[3 * i + 1], parts[3 * i + 2]};
@@ -189,9 +202,13 @@ nn::Normed Pi05Model::expert_layer(size_t l, const nn::Normed& x,
   const at::Tensor qkv = layer.self_attn.qkv(x.y, fused_).flatten(0, 1);
   const Heads heads = split_heads(qkv, layout.suffix_positions, rows, {});
   const at::Tensor mixed = attend_suffix(heads, k, v, layout, mask);
-  if (tap) record(fmt::format("act.stream1.layer{}.attn_heads", l), mixed);
-  const nn::Normed middle = layer.post_attention_layernorm.add(
-      x.h, layer.self_attn.project(mixed), attn_mod.gate, mlp_mod, fused_.norms);
+  const at::Tensor projected = layer.self_attn.project(mixed);
+  if (tap) {
+    record(fmt::format("act.stream1.layer{}.attn_heads", l), mixed);
+    record(fmt::format("act.stream1.layer{}.attn_out", l), projected);
+  }
+  const nn::Normed middle =
+      layer.post_attention_layernorm.add(x.h, projected, attn_mod.gate, mlp_mod, fused_.norms);
   const at::Tensor branch = layer.mlp.forward(middle.y, fused_);
   const GemmaNorm& next =
       l + 1 < expert_layers_.size() ? expert_layers_[l + 1]->input_layernorm : expert_norm_;
@@ -229,6 +246,7 @@ at::Tensor Pi05Model::velocity(const PrefixCache& cache, const PrefixLayout& lay
         nn::run_unit(hooks, expert_units_[l], recompute_expert_[l], unit, inputs);
     x = {out[0], out[1]};
   }
+  if (tap) record(fmt::format("act.stream1.layer{}.out", expert_layers_.size() - 1), x.h);
   record("act.stream1.final_norm", x.y);
   const int64_t horizon = x_t.size(1);
   const at::Tensor tail = x.y.narrow(1, length - horizon, horizon).to(precision_.heads);

@@ -9,6 +9,7 @@
 #include "models/common/strict_weights.h"
 #include "models/pi05/plan.h"
 #include "nn/init.h"
+#include "nn/packed_attention.h"
 
 namespace longship::models {
 namespace {
@@ -29,7 +30,49 @@ GemmaLayerSizes expert_layer_sizes(const Pi05Sizes& s) {
           s.num_kv_heads, s.head_dim,       s.norm_eps};
 }
 
+// Why the whole model goes without flash kernels, "" where it need not: packed rows and their
+// tables are for all of its attention or none.
+std::string flash_obstacle(const Pi05Config& config, at::ScalarType dtype) {
+  const Pi05Sizes s = config.sizes();
+  if (!config.is_pi05()) return "the state token of pi0 needs a mask";
+  const std::string layers = nn::flash_refusal(s.head_dim, dtype);
+  if (!layers.empty()) return layers;
+  const std::string vision = nn::flash_refusal(s.vision.width / s.vision.num_heads, dtype);
+  return vision.empty() ? vision : "the vision tower: " + vision;
+}
+
 }  // namespace
+
+std::vector<LostKernel> pi05_lost_kernels(const Pi05Config& config, const nn::Fused& asked,
+                                          at::ScalarType dtype) {
+  const Pi05Precision precision = pi05_precision(config, dtype);
+  std::vector<LostKernel> out;
+  if (const std::string why = flash_obstacle(config, dtype); asked.attention && !why.empty()) {
+    out.push_back({"perf.flash_attention", why});
+  }
+  // The fused rotation works in fp32; rope_dtype 'model' repeats the references' rounding.
+  if (asked.rope && precision.rope != at::kFloat) {
+    out.push_back({"perf.fused_rope",
+                   "model.rope_dtype model rotates in the model's dtype, the "
+                   "kernel in fp32"});
+  }
+  if (precision.vision.gemm != precision.vision.stream) {
+    const std::string why =
+        "the vision tower: model.parity loongforge keeps fp32 around its products in bf16";
+    if (asked.norms) out.push_back({"perf.fused_norms", why});
+    if (asked.activations) out.push_back({"perf.fused_activations", why});
+    if (asked.stacked) out.push_back({"perf.stacked_linears", why});
+    if (asked.attention && flash_obstacle(config, dtype).empty()) {
+      out.push_back({"perf.flash_attention", why});
+    }
+  }
+  if (asked.loss && config.says_dims()) {
+    out.push_back({"perf.fused_loss",
+                   "the datasets have different action dimensions, the kernel "
+                   "takes one number of them"});
+  }
+  return out;
+}
 
 Pi05Precision pi05_precision(const Pi05Config& config, at::ScalarType dtype) {
   Pi05Precision p;
@@ -84,13 +127,9 @@ Pi05Model::Pi05Model(const Pi05Config& config, const BuildOptions& options)
     action_time_in_ = std::make_unique<nn::Linear>(2 * width, width, true);
     action_time_out_ = std::make_unique<nn::Linear>(width, width, true);
   }
-  // The state token of Pi0 needs a mask, and flash kernels are for bf16 and head widths that are
-  // multiples of 8: the plain attention elsewhere.
-  const int64_t vision_head = sizes_.vision.width / sizes_.vision.num_heads;
-  fused_.attention = fused_.attention && config.is_pi05() && dtype_ == at::kBFloat16 &&
-                     sizes_.head_dim % 8 == 0 && vision_head % 8 == 0;
+  warn_lost_kernels(options.device, pi05_lost_kernels(config, options.fused, dtype_));
+  fused_.attention = fused_.attention && flash_obstacle(config, dtype_).empty();
   if (options.fp8) fp8_ = std::make_unique<nn::Fp8Layers>(*options.fp8);
-  // The fused rotation works in fp32; rope_dtype 'model' repeats the references' rounding.
   fused_.rope = fused_.rope && precision_.rope == at::kFloat;
   register_all();
   allocate(at::kMeta);

@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "models/common/lost_kernels.h"
 #include "models/pi05/batch.h"
 #include "models/pi05/config.h"
 #include "models/pi05/gemma.h"
@@ -41,6 +42,10 @@ Pi05Precision pi05_precision(const Pi05Config& config, at::ScalarType dtype);
 /// Storage dtype of a parameter under the same presets.
 at::ScalarType pi05_parameter_dtype(const Pi05Config& config, at::ScalarType dtype,
                                     std::string_view name);
+
+/// Which of the kernels that `asked` names such a model cannot have.
+std::vector<LostKernel> pi05_lost_kernels(const Pi05Config& config, const nn::Fused& asked,
+                                          at::ScalarType dtype);
 
 /// Rotated keys and values of the prefix per layer: packed rows [N, kv_heads, head_dim], or, for
 /// the plain attention, padded [B, L, kv_heads, head_dim].

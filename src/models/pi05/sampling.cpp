@@ -3,6 +3,7 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
+#include <fmt/core.h>
 
 #include <array>
 #include <cmath>
@@ -43,6 +44,7 @@ at::Tensor Pi05Model::integrate(const PrefixCache& cache, const PrefixLayout& la
   const std::vector<float> times = euler_times(steps, config_.parity == "openpi");
   std::vector<at::Tensor> values;
   for (const float t : times) values.push_back(at::full({1}, t, noise.options()));
+  record("sample.time", at::cat(values));
   const TimeTerms all = time_terms(at::cat(values));
   at::Tensor x = noise;
   for (int64_t s = 0; s < steps; ++s) {
@@ -52,7 +54,12 @@ at::Tensor Pi05Model::integrate(const PrefixCache& cache, const PrefixLayout& la
     for (const Modulation& m : all.modulations) {
       one.modulations.push_back({row(m.scale), row(m.shift), row(m.gate)});
     }
-    x = x + velocity(cache, layout, state, x, one) * dt;
+    const at::Tensor v = velocity(cache, layout, state, x, one);
+    if (tap) {
+      record(fmt::format("sample.{}.x", s), x);
+      record(fmt::format("sample.{}.v", s), v);
+    }
+    x = x + v * dt;
   }
   return x;
 }

@@ -96,7 +96,7 @@ class Pi05Family : public ModelFamily {
     options.augment_on_device = own.data.augment_on_device;
     options.action_dims = own.data.action_dims;
     options.state_dims = own.data.state_dims;
-    options.says_dims = own.data.dims_differ && own.loss_dims != "all";
+    options.says_dims = own.says_dims();
     options.prompt_overflow = own.prompt_overflow;
     if (own.action_dim > 0 && options.action_dims.empty()) options.action_dim = own.action_dim;
     if (own.state_dim > 0 && options.state_dims.empty()) options.state_dim = own.state_dim;
@@ -108,6 +108,9 @@ class Pi05Family : public ModelFamily {
   std::vector<std::string> default_fp8_layers() const override {
     return {"prefix.*.mlp", "vision.*"};
   }
+
+  // All pictures have one grid, so there are no tables by grid.
+  std::vector<std::string> unused_switches() const override { return {"perf.grid_cache"}; }
 
   BatchCost cost(const ModelConfig& config, const Batch& batch) const override {
     const Pi05Config& own = own_config(config);
