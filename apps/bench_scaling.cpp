@@ -1,6 +1,8 @@
 // longship bench scaling: memory, bytes and predicted times of a recipe on many GPUs.
 #include "apps/bench_scaling.h"
 
+#include <fmt/format.h>
+
 #include <CLI/CLI.hpp>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -67,7 +69,9 @@ void add_bench_scaling_command(CLI::App& bench, std::function<int()>& action) {
           },
           "GB/s that a GPU sends inside a node while it computes")
       ->check(CLI::PositiveNumber)
-      ->default_str("283, or 215 with parallel.transport=nccl");
+      ->default_str(fmt::format("{:g}, or {:g} with parallel.transport=nccl",
+                                options->scaling.constants.peer_gb_s,
+                                options->scaling.constants.nvlink_gb_s));
   command
       ->add_option("--network-gb-s", options->scaling.constants.network_gb_s,
                    "GB/s of the network adapter of each GPU")
