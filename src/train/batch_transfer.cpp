@@ -18,10 +18,6 @@ constexpr int64_t kAlignment = 256;
 using Tensors = std::vector<at::Tensor*>;
 using Key = const c10::StorageImpl*;
 
-int64_t bytes_of(const at::Tensor& tensor) {
-  return tensor.numel() * static_cast<int64_t>(tensor.element_size());
-}
-
 Key key_of(const at::Tensor& tensor) {
   return tensor.storage().unsafeGetStorageImpl();
 }
@@ -76,7 +72,7 @@ void send(models::Batch& batch, at::Device device) {
   std::vector<int64_t> offsets;
   int64_t bytes = 0;
   for (const auto& [name, tensor] : batch.tensors()) {
-    const int64_t own = bytes_of(*tensor);
+    const auto own = static_cast<int64_t>(tensor->nbytes());
     if (!tensor->is_cpu() || own > kSmallBytes || bytes + own > kBlockBytes) continue;
     small.push_back(tensor);
     offsets.push_back(bytes);
@@ -86,7 +82,7 @@ void send(models::Batch& batch, at::Device device) {
     const at::Tensor host =
         at::empty({bytes}, at::TensorOptions().dtype(at::kByte).pinned_memory(true));
     const auto slot = [&](const at::Tensor& block, size_t i) {
-      return block.narrow(0, offsets[i], bytes_of(*small[i]))
+      return block.narrow(0, offsets[i], static_cast<int64_t>(small[i]->nbytes()))
           .view(small[i]->scalar_type())
           .view(small[i]->sizes());
     };

@@ -239,7 +239,7 @@ template <class T, class B>
 cudaError_t backward_few(const GeluBiasBackwardArgs& a, cudaStream_t stream) {
   const auto kernel = a.dropout.keys != nullptr ? gelu_bias_backward_few_kernel<T, B, true>
                                                 : gelu_bias_backward_few_kernel<T, B, false>;
-  launch_kernel(kernel, static_cast<unsigned>(pack::ceil_div(a.width, few_rows::kTile)),
+  launch_kernel(kernel, static_cast<unsigned>(few_rows::num_tiles(a.width)),
                 dim3(few_rows::kRuns, few_rows::kRowLanes), 0, stream, static_cast<const T*>(a.dy),
                 static_cast<const T*>(a.x), static_cast<const B*>(a.bias), static_cast<T*>(a.dx),
                 static_cast<B*>(a.dbias), a.num_rows, a.width, a.dropout);

@@ -18,6 +18,11 @@ constexpr int64_t kMostRows = 256;
 constexpr int kParts = kThreads / kTile;  // of the lanes, each added up by one thread a column
 constexpr int kPitch = kTile + 4;         // floats of a lane: stores of a warp meet in no bank
 
+/// Blocks for `width` columns.
+__host__ __device__ inline int num_tiles(int64_t width) {
+  return static_cast<int>((width + kTile - 1) / kTile);
+}
+
 struct Shared {
   float lanes[kRowLanes][kPitch];
   float joined[kParts][kTile];

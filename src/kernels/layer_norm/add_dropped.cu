@@ -189,9 +189,9 @@ void backward_few(const AddDroppedBackwardArgs& a, cudaStream_t stream) {
   const auto kernel = a.dbias.element == ElementType::kFloat32
                           ? add_dropped_backward_few_kernel<T, G, float>
                           : add_dropped_backward_few_kernel<T, G, __nv_bfloat16>;
-  const int64_t tiles = (a.width + few_rows::kTile - 1) / few_rows::kTile;
-  launch_kernel(kernel, static_cast<unsigned>(tiles), dim3(few_rows::kRuns, few_rows::kRowLanes), 0,
-                stream, a, static_cast<uint32_t>(a.num_rows / a.num_groups));
+  launch_kernel(kernel, static_cast<unsigned>(few_rows::num_tiles(a.width)),
+                dim3(few_rows::kRuns, few_rows::kRowLanes), 0, stream, a,
+                static_cast<uint32_t>(a.num_rows / a.num_groups));
 }
 
 template <class T, class G>

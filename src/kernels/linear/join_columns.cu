@@ -13,10 +13,7 @@ namespace {
 
 using few_rows::kRun;
 using few_rows::kTile;
-
-__host__ __device__ inline int tiles_of(const JoinedPart& part) {
-  return static_cast<int>((part.width + kTile - 1) / kTile);
-}
+using few_rows::num_tiles;
 
 template <class T>
 __global__ void __launch_bounds__(few_rows::kThreads)
@@ -25,8 +22,8 @@ __global__ void __launch_bounds__(few_rows::kThreads)
   __shared__ few_rows::Shared shared;
   int part = 0, tile = static_cast<int>(blockIdx.x);
   int64_t before = 0;  // columns of earlier parts
-  for (; tile >= tiles_of(a.parts[part]); ++part) {
-    tile -= tiles_of(a.parts[part]);
+  for (; tile >= num_tiles(a.parts[part].width); ++part) {
+    tile -= num_tiles(a.parts[part].width);
     before += a.parts[part].width;
   }
   const JoinedPart source = a.parts[part];
@@ -59,7 +56,7 @@ cudaError_t join_columns(const JoinColumnsArgs& args, cudaStream_t stream) {
   int tiles = 0;
   int64_t width = 0;
   for (int p = 0; p < args.num_parts; ++p) {
-    tiles += tiles_of(args.parts[p]);
+    tiles += num_tiles(args.parts[p].width);
     width += args.parts[p].width;
   }
   if (tiles == 0) return cudaSuccess;
