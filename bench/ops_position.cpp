@@ -20,6 +20,7 @@
 #include "ops/embedding_rows.h"
 #include "ops/head_norm_rope.h"
 #include "ops/rope_qkv.h"
+#include "ops/row_lists.h"
 #include "ops/rows.h"
 
 namespace longship::bench {
@@ -183,6 +184,49 @@ OpBench embedding_backward(const BenchContext& context) {
   return op;
 }
 
+/// The token table's gradient of a step, and the lists of two processes with the same tokens.
+struct RowLists {
+  explicit RowLists(const BenchContext& context)
+      : table(at::zeros({context.rows(pi05::kVocabulary), context.width(pi05::kPrefixWidth)},
+                        context.options(at::kBFloat16))),
+        flags(at::zeros({table.size(0)}, context.options(at::kByte))),
+        ids(at::randperm(table.size(0), context.options(at::kLong))
+                .narrow(0, 0, context.rows(1900))),
+        rows(at::zeros({2, context.rows(6400) + 1}, context.options(at::kInt))),
+        values(at::zeros({2, context.rows(6400), table.size(1)}, table.options())) {
+    table.index_copy_(0, ids, context.randn({ids.numel(), table.size(1)}));
+    flags.index_fill_(0, ids, 1);
+    for (const int64_t p : {0, 1}) pack(p);
+  }
+  void pack(int64_t list) const { ops::pack_rows(table, flags, rows[list], values[list], false); }
+  at::Tensor used() const { return table.index_select(0, ids); }
+  double row_bytes() const { return 2.0 * static_cast<double>(ids.numel() * table.size(1)); }
+  at::Tensor table, flags, ids, rows, values;
+};
+
+OpBench pack_rows(const BenchContext& context) {
+  const RowLists in(context);
+  OpBench op;
+  op.bytes = static_cast<double>(in.flags.numel()) + 2 * in.row_bytes();
+  op.run = [=] { in.pack(0); };
+  op.library.emplace_back("aten, rows known", [=] { in.used(); });
+  return op;
+}
+
+OpBench sum_row_lists(const BenchContext& context) {
+  const RowLists in(context);
+  const at::Tensor sum = at::zeros(in.table.sizes(), in.table.options());
+  const at::Tensor slots = at::zeros({2, sum.size(0)}, in.rows.options());
+  OpBench op;
+  op.bytes = 3 * in.row_bytes();
+  op.run = [=] { ops::sum_row_lists(sum.view(-1), 0, in.rows, in.values, slots, 2, {}); };
+  op.deviation = [=, run = op.run] {
+    run();
+    return deviation({sum.index_select(0, in.ids)}, {in.used()});
+  };
+  return op;
+}
+
 }  // namespace
 
 std::vector<OpRow> position_rows() {
@@ -195,6 +239,8 @@ std::vector<OpRow> position_rows() {
   add_permute(rows, "joint 19904x256", pi05::kPrefixRows + pi05::kExpertRows, pi05::kHeadSize);
   rows.push_back({"embedding_rows fwd", kEmbeddingShape, embedding_forward});
   rows.push_back({"embedding_rows bwd", kEmbeddingShape, embedding_backward});
+  rows.push_back({"pack_rows", "1900 of 257152 x2048", pack_rows});
+  rows.push_back({"sum_row_lists", "2 lists, 1900 of 257152 x2048", sum_row_lists});
   return rows;
 }
 

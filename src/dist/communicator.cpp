@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
@@ -17,6 +18,11 @@ class Finished : public Pending {
   bool done() override { return true; }
   void wait() override {}
 };
+
+// As ring_bytes(), of the collective's whole tensor.
+int64_t sent_bytes(CollectiveKind kind, int64_t world_size, const at::Tensor& whole) {
+  return ring_bytes(kind, world_size, static_cast<int64_t>(whole.nbytes()));
+}
 
 // The group of one rank.
 class LocalTransport : public Transport {
@@ -53,17 +59,28 @@ void check_tensor(const at::Tensor& t, std::string_view what, std::string_view n
            name, c10::toString(type), what);
 }
 
+// bf16 that is added up into fp32.
+bool widened(const at::Tensor& output, const at::Tensor& input) {
+  return output.scalar_type() == at::kFloat && input.scalar_type() == at::kBFloat16;
+}
+
 void check_parts(const at::Tensor& whole, const at::Tensor& part, int64_t world_size,
-                 std::string_view name) {
+                 std::string_view name, bool may_widen = false) {
   check_tensor(whole, "the whole tensor", name);
   check_tensor(part, "the rank's part", name);
-  LS_CHECK(whole.scalar_type() == part.scalar_type() && whole.numel() == part.numel() * world_size,
-           ShapeError, "collective '{}': {} x {} elements ({}) do not make {} elements ({})", name,
-           world_size, part.numel(), c10::toString(part.scalar_type()), whole.numel(),
+  const bool types =
+      whole.scalar_type() == part.scalar_type() || (may_widen && widened(part, whole));
+  LS_CHECK(types && whole.numel() == part.numel() * world_size, ShapeError,
+           "collective '{}': {} x {} elements ({}) do not make {} elements ({})", name, world_size,
+           part.numel(), c10::toString(part.scalar_type()), whole.numel(),
            c10::toString(whole.scalar_type()));
 }
 
 }  // namespace
+
+std::unique_ptr<Pending> Transport::all_reduce_into(at::Tensor, at::Tensor, ReduceOp) {
+  throw InternalError(fmt::format("transport {} does not widen", name()));
+}
 
 std::unique_ptr<Transport> make_local_transport() {
   return std::make_unique<LocalTransport>();
@@ -98,6 +115,11 @@ CollectiveCounter& CollectiveCounter::operator+=(const CollectiveCounter& other)
   elapsed_ms += other.elapsed_ms;
   exposed_ms += other.exposed_ms;
   return *this;
+}
+
+int64_t widened_all_reduce_bytes(int64_t world_size, int64_t input_bytes, int64_t output_bytes) {
+  const int64_t parts = (world_size - 1) * (input_bytes + output_bytes) / world_size;
+  return std::min(parts, (world_size - 1) * input_bytes);
 }
 
 std::map<std::string, CollectiveCounter> difference(
@@ -187,8 +209,8 @@ void Communicator::add_times(const StepTimes& times) {
   for (const auto& [name, ms] : times.collectives) counters_[name].elapsed_ms += ms;
 }
 
-Handle Communicator::launch(CollectiveKind kind, const at::Tensor& whole, const std::string& name,
-                            const std::string& detail,
+Handle Communicator::launch(CollectiveKind kind, const at::Tensor& whole, int64_t wire_bytes,
+                            const std::string& name, const std::string& detail,
                             const std::function<std::unique_ptr<Pending>(Transport&)>& start) {
   auto state = std::make_shared<Handle::State>();
   state->owner = this;
@@ -201,7 +223,7 @@ Handle Communicator::launch(CollectiveKind kind, const at::Tensor& whole, const 
   CollectiveCounter counted;
   counted.count = 1;
   counted.tensor_bytes = whole.defined() ? static_cast<int64_t>(whole.nbytes()) : 0;
-  counted.wire_bytes = ring_bytes(kind, world_size_, counted.tensor_bytes);
+  counted.wire_bytes = wire_bytes;
   {
     const std::lock_guard lock(mutex_);
     entry.sequence = next_sequence_++;
@@ -279,16 +301,39 @@ void Communicator::fail(const FlightEntry& entry, const std::string& reason) {
 Handle Communicator::all_reduce(const at::Tensor& tensor, ReduceOp op, const std::string& name,
                                 const std::string& detail) {
   check_tensor(tensor, "the tensor", name);
-  Handle handle = launch(CollectiveKind::kAllReduce, tensor, name, detail,
+  constexpr auto kKind = CollectiveKind::kAllReduce;
+  Handle handle = launch(kKind, tensor, sent_bytes(kKind, world_size_, tensor), name, detail,
                          [&](Transport& t) { return t.all_reduce(tensor.flatten(), op); });
   handle.state_->kept = {tensor};
   return handle;
 }
 
+Handle Communicator::all_reduce_into(const at::Tensor& output, const at::Tensor& input, ReduceOp op,
+                                     const std::string& name, const std::string& detail) {
+  check_tensor(output, "the result", name);
+  check_tensor(input, "the input", name);
+  LS_CHECK(widens(), InternalError, "collective '{}': transport {} does not widen", name,
+           backend());
+  LS_CHECK(widened(output, input) && output.numel() == input.numel() && op != ReduceOp::kMax,
+           ShapeError,
+           "collective '{}': {} elements ({}) into {} elements ({}); sums or means of bf16 into as "
+           "many of fp32",
+           name, input.numel(), c10::toString(input.scalar_type()), output.numel(),
+           c10::toString(output.scalar_type()));
+  const int64_t sent = widened_all_reduce_bytes(world_size_, static_cast<int64_t>(input.nbytes()),
+                                                static_cast<int64_t>(output.nbytes()));
+  Handle handle = launch(CollectiveKind::kAllReduce, input, sent, name, detail, [&](Transport& t) {
+    return t.all_reduce_into(output.flatten(), input.flatten(), op);
+  });
+  handle.state_->kept = {output, input};
+  return handle;
+}
+
 Handle Communicator::reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op,
                                     const std::string& name, const std::string& detail) {
-  check_parts(input, output, world_size_, name);
-  Handle handle = launch(CollectiveKind::kReduceScatter, input, name, detail,
+  check_parts(input, output, world_size_, name, widens());
+  constexpr auto kKind = CollectiveKind::kReduceScatter;
+  Handle handle = launch(kKind, input, sent_bytes(kKind, world_size_, input), name, detail,
                          [&](Transport& t) { return t.reduce_scatter(output, input, op); });
   handle.state_->kept = {output, input};
   return handle;
@@ -297,7 +342,8 @@ Handle Communicator::reduce_scatter(const at::Tensor& output, const at::Tensor& 
 Handle Communicator::all_gather(const at::Tensor& output, const at::Tensor& input,
                                 const std::string& name, const std::string& detail) {
   check_parts(output, input, world_size_, name);
-  Handle handle = launch(CollectiveKind::kAllGather, output, name, detail,
+  constexpr auto kKind = CollectiveKind::kAllGather;
+  Handle handle = launch(kKind, output, sent_bytes(kKind, world_size_, output), name, detail,
                          [&](Transport& t) { return t.all_gather(output, input); });
   handle.state_->kept = {output, input};
   return handle;
@@ -308,7 +354,8 @@ Handle Communicator::broadcast(const at::Tensor& tensor, int64_t root, const std
   check_tensor(tensor, "the tensor", name);
   LS_CHECK(root >= 0 && root < world_size_, ShapeError,
            "collective '{}': root {} is no rank of a group of {}", name, root, world_size_);
-  Handle handle = launch(CollectiveKind::kBroadcast, tensor, name, detail,
+  constexpr auto kKind = CollectiveKind::kBroadcast;
+  Handle handle = launch(kKind, tensor, sent_bytes(kKind, world_size_, tensor), name, detail,
                          [&](Transport& t) { return t.broadcast(tensor.flatten(), root); });
   handle.state_->kept = {tensor};
   return handle;
@@ -326,7 +373,9 @@ void Communicator::share(const std::vector<at::Tensor>& tensors) {
 }
 
 void Communicator::barrier(const std::string& name) {
-  launch(CollectiveKind::kBarrier, {}, name, "", [](Transport& t) { return t.barrier(); }).wait();
+  launch(CollectiveKind::kBarrier, {}, 0, name, "", [](Transport& t) {
+    return t.barrier();
+  }).wait();
 }
 
 std::vector<double> Communicator::sum(const std::vector<double>& values, const std::string& name) {

@@ -30,6 +30,10 @@ std::string_view collective_name(CollectiveKind kind);  // "all_reduce", ...
 ///   all_reduce 2 (W - 1) / W * n; reduce_scatter, all_gather (W - 1) / W * n;
 ///   broadcast (W - 1) / W * n, the mean over the ranks; barrier 0
 int64_t ring_bytes(CollectiveKind kind, int64_t world_size, int64_t num_bytes);
+/// The same of an all-reduce whose inputs are narrower than its result (all_reduce_into): the least
+/// of the parts of all inputs and then of the result, (W - 1) / W * (input + output), and of whole
+/// inputs, (W - 1) * input. Bytes of a whole input and of the result.
+int64_t widened_all_reduce_bytes(int64_t world_size, int64_t input_bytes, int64_t output_bytes);
 
 /// Totals of the collectives of one name.
 struct CollectiveCounter {
@@ -113,6 +117,12 @@ class Communicator {
 
   Handle all_reduce(const at::Tensor& tensor, ReduceOp op, const std::string& name,
                     const std::string& detail = "");
+  /// Whether the next two take bf16 inputs for fp32 results, added up in fp32 and never rounded.
+  bool widens() const { return transport_->widens(); }
+  /// output [n] fp32 gets the reduced input [n] bf16, which stays as it is; kSum and kMean. Counted
+  /// as an all_reduce of `input`. Throws InternalError where not widens().
+  Handle all_reduce_into(const at::Tensor& output, const at::Tensor& input, ReduceOp op,
+                         const std::string& name, const std::string& detail = "");
   Handle reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op,
                         const std::string& name, const std::string& detail = "");
   Handle all_gather(const at::Tensor& output, const at::Tensor& input, const std::string& name,
@@ -162,8 +172,8 @@ class Communicator {
 
  private:
   friend class Handle;
-  Handle launch(CollectiveKind kind, const at::Tensor& whole, const std::string& name,
-                const std::string& detail,
+  Handle launch(CollectiveKind kind, const at::Tensor& whole, int64_t wire_bytes,
+                const std::string& name, const std::string& detail,
                 const std::function<std::unique_ptr<Pending>(Transport&)>& start);
   void await(Handle::State& state);
   [[noreturn]] void fail(const FlightEntry& entry, const std::string& reason);

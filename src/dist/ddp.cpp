@@ -40,43 +40,15 @@ GradReducer::GradReducer(Communicator& communicator, BucketPlan plan,
            "reducer: the plan is for {} ranks, the group has {}", plan_.options.world_size,
            communicator_.world_size());
   for (size_t i = 0; i < params_.size(); ++i) check(i);
-  const bool alone = communicator_.world_size() == 1;
   views_.resize(params_.size());
   ready_.assign(params_.size(), 0);
   seen_.assign(params_.size(), 0);
-  wire_views_.resize(params_.size());
+  mean_views_.resize(params_.size());
   for (const Bucket& bucket : plan_.buckets) {
-    BucketState state;
-    const at::TensorOptions options =
-        params_[static_cast<size_t>(bucket.slots.front().param)].param.options().requires_grad(
-            false);
-    const at::ScalarType wire = alone ? bucket.grad_dtype : plan_.options.reduce_dtype;
-    state.wire = at::zeros({bucket.numel}, options.dtype(wire));
-    state.stays = collect_ == GradientBuffers::kStay || bucket.external;
-    // Sums over passes are kept in the wider of the two.
-    const bool own = wire != bucket.grad_dtype && (state.stays || wire != at::kFloat);
-    state.flat = own ? at::zeros({bucket.numel}, options.dtype(bucket.grad_dtype)) : state.wire;
-    state.one_pass = own && wire == at::kFloat && !bucket.external;
-    if (mode_ == ReduceMode::kReduceScatter) {
-      state.shard =
-          alone ? state.wire
-                : at::zeros({bucket.numel / communicator_.world_size()}, options.dtype(wire));
-    }
-    for (const BucketSlot& slot : bucket.slots) {
-      const size_t p = static_cast<size_t>(slot.param);
-      const at::Tensor& shape = bucket.external ? params_[p].external_grad : params_[p].param;
-      const auto view = [&](const at::Tensor& flat) {
-        return flat.narrow(0, slot.offset, slot.numel).view(shape.sizes());
-      };
-      wire_views_[p] = view(state.wire);
-      views_[p] = own ? view(state.flat) : wire_views_[p];
-      state.expected += plan_.params[p].source == GradSource::kBackward ? 1 : 0;
-    }
-    buckets_.push_back(std::move(state));
+    buckets_.push_back(make_bucket(bucket));
+    make_views(bucket, buckets_.back());
   }
-  std::vector<at::Tensor> wires;
-  for (const BucketState& bucket : buckets_) wires.push_back(bucket.wire);
-  communicator_.share(wires);
+  share_buckets();
   for (size_t i = 0; i < params_.size(); ++i) {
     const GradSource source = plan_.params[i].source;
     // Unused parameters have hooks too: a gradient that comes although the plan says it cannot
@@ -86,6 +58,69 @@ GradReducer::GradReducer(Communicator& communicator, BucketPlan plan,
         params_[i].param, std::make_unique<Hook>(this, static_cast<int64_t>(i)));
   }
   begin_step();
+}
+
+GradReducer::BucketState GradReducer::make_bucket(const Bucket& bucket) {
+  const bool alone = communicator_.world_size() == 1;
+  const auto first = static_cast<size_t>(bucket.slots.front().param);
+  const at::TensorOptions options = params_[first].param.options().requires_grad(false);
+  const auto make = [&](int64_t numel, at::ScalarType dtype) {
+    return at::zeros({numel}, options.dtype(dtype));
+  };
+  BucketState state;
+  const at::ScalarType sum = alone ? bucket.grad_dtype : plan_.options.reduce_dtype;
+  const bool once = collect_ == GradientBuffers::kHandedOverOnce;
+  const bool widened = once && communicator_.widens() && sums_are_wider(plan_, bucket);
+  const bool rows = exchanges_rows(plan_, bucket);
+  const at::ScalarType wire = widened || rows ? bucket.grad_dtype : sum;
+  state.wire = make(bucket.numel, wire);
+  state.stays = collect_ == GradientBuffers::kStay || bucket.external;
+  // Sums over passes are kept in the wider of the two.
+  const bool own = wire != bucket.grad_dtype && (state.stays || wire != at::kFloat);
+  state.flat = own ? make(bucket.numel, bucket.grad_dtype) : state.wire;
+  state.one_pass = own && wire == at::kFloat && !bucket.external;
+  const bool whole = mode_ == ReduceMode::kAllReduce;
+  state.mean = widened && whole ? make(bucket.numel, sum) : state.wire;
+  if (!whole) {
+    state.shard = alone ? state.wire : make(bucket.numel / communicator_.world_size(), sum);
+  }
+  if (rows) {
+    const ParamSpec& table = plan_.params[first];
+    state.rows = std::make_unique<RowExchange>(
+        communicator_, state.flat.narrow(0, 0, table.numel).view({-1, table.row_length}),
+        params_[first].row_flags, table.touched_rows);
+  }
+  return state;
+}
+
+void GradReducer::make_views(const Bucket& bucket, const BucketState& state) {
+  for (const BucketSlot& slot : bucket.slots) {
+    const size_t p = static_cast<size_t>(slot.param);
+    const at::Tensor& shape = bucket.external ? params_[p].external_grad : params_[p].param;
+    const auto view = [&](const at::Tensor& flat) {
+      return flat.narrow(0, slot.offset, slot.numel).view(shape.sizes());
+    };
+    views_[p] = view(state.flat);
+    mean_views_[p] = state.mean.is_same(state.flat) ? views_[p] : view(state.mean);
+  }
+}
+
+void GradReducer::share_buckets() {
+  std::vector<at::Tensor> exchanged;
+  for (size_t b = 0; b < buckets_.size(); ++b) {
+    BucketState& bucket = buckets_[b];
+    for (const BucketSlot& slot : plan_.buckets[b].slots) {
+      bucket.expected +=
+          plan_.params[static_cast<size_t>(slot.param)].source == GradSource::kBackward ? 1 : 0;
+    }
+    if (bucket.rows) {
+      for (const at::Tensor& list : bucket.rows->exchanged()) exchanged.push_back(list);
+      continue;
+    }
+    exchanged.push_back(bucket.wire);
+    if (!bucket.mean.is_same(bucket.wire)) exchanged.push_back(bucket.mean);
+  }
+  communicator_.share(exchanged);
 }
 
 GradReducer::~GradReducer() {
@@ -115,6 +150,12 @@ void GradReducer::check(size_t param) const {
              "reducer: the external gradient of '{}' is not the contiguous {} "
              "tensor of {} elements that the plan has",
              spec.name, c10::toString(spec.gradient_dtype()), spec.numel);
+    const at::Tensor& flags = tensors.row_flags;
+    LS_CHECK(!exchanges_rows(spec, plan_.options.world_size) ||
+                 (flags.defined() && flags.is_contiguous() && flags.scalar_type() == at::kByte &&
+                  flags.numel() * spec.row_length == spec.numel),
+             InternalError, "reducer: '{}' exchanges rows but has no flag for each of its {}",
+             spec.name, spec.numel / std::max<int64_t>(spec.row_length, 1));
     return;
   }
   LS_CHECK(p.requires_grad() && p.is_leaf(), InternalError,
@@ -147,7 +188,10 @@ void GradReducer::begin_step() {
   std::fill(seen_.begin(), seen_.end(), 0);
   for (size_t b = 0; b < buckets_.size(); ++b) {
     buckets_[b].handle = {};
-    if (buckets_[b].stays) buckets_[b].flat.zero_();
+    // Rows that were exchanged are zeros again already; means that come as parts have those of the
+    // step before.
+    if (buckets_[b].stays && !buckets_[b].rows) buckets_[b].flat.zero_();
+    if (buckets_[b].rows && buckets_[b].shard.defined()) buckets_[b].shard.zero_();
     for (const BucketSlot& slot : plan_.buckets[b].slots) {
       if (buckets_[b].stays) {
         install_view(slot);
@@ -187,6 +231,8 @@ void GradReducer::fill_unseen() {
 void GradReducer::begin_micro_batch(bool last) {
   const std::lock_guard lock(mutex_);
   LS_CHECK(!sending_, InternalError, "reducer: a backward pass after the last one; finish() first");
+  LS_CHECK(collect_ != GradientBuffers::kHandedOverOnce || num_passes_ == 0, InternalError,
+           "reducer: a second backward pass in a step, but it collects the gradients of one");
   for (BucketState& bucket : buckets_) {
     if (!bucket.one_pass || num_passes_ == 0) continue;
     add_pass(bucket);
@@ -210,7 +256,7 @@ void GradReducer::gradient_ready(int64_t param) {
            "reducer: parameter '{}' got a second gradient in one backward pass, after it was "
            "counted as complete",
            spec.name);
-  if (collect_ == GradientBuffers::kHandedOver) {
+  if (collect_ != GradientBuffers::kStay) {
     take_over(p);
   } else {
     LS_CHECK(params_[p].param.grad().data_ptr() == views_[p].data_ptr(), InternalError,
@@ -245,15 +291,24 @@ void GradReducer::send(int64_t index) {
   const at::NoGradGuard no_grad;
   BucketState& bucket = buckets_[static_cast<size_t>(index)];
   const std::string detail = fmt::format("bucket {}", index);
+  if (bucket.rows) {
+    // The means become the table of an all-reduce; parts lie elsewhere.
+    bucket.rows->send(/*clear=*/mode_ == ReduceMode::kReduceScatter, detail);
+    return;
+  }
   if (bucket.one_pass) {
     add_pass(bucket);
   } else if (!bucket.flat.is_same(bucket.wire)) {
     ops::convert_into(bucket.wire, bucket.flat, /*add=*/false);
   }
-  bucket.handle = mode_ == ReduceMode::kAllReduce
-                      ? communicator_.all_reduce(bucket.wire, ReduceOp::kMean, "grad", detail)
-                      : communicator_.reduce_scatter(bucket.shard, bucket.wire, ReduceOp::kMean,
-                                                     "grad", detail);
+  constexpr auto kMean = ReduceOp::kMean;
+  if (mode_ == ReduceMode::kReduceScatter) {
+    bucket.handle = communicator_.reduce_scatter(bucket.shard, bucket.wire, kMean, "grad", detail);
+  } else if (bucket.mean.is_same(bucket.wire)) {
+    bucket.handle = communicator_.all_reduce(bucket.wire, kMean, "grad", detail);
+  } else {
+    bucket.handle = communicator_.all_reduce_into(bucket.mean, bucket.wire, kMean, "grad", detail);
+  }
 }
 
 void GradReducer::find_missing() {
@@ -287,21 +342,38 @@ void GradReducer::finish() {
   }
   {
     const WaitTime together(communicator_);
-    for (BucketState& bucket : buckets_) bucket.handle.wait();
+    for (BucketState& bucket : buckets_) {
+      bucket.handle.wait();
+      if (bucket.rows) bucket.rows->wait();
+    }
   }
+  add_up_rows();
   if (mode_ == ReduceMode::kAllReduce) point_at_means();
+}
+
+void GradReducer::add_up_rows() {
+  for (size_t b = 0; b < buckets_.size(); ++b) {
+    const BucketState& bucket = buckets_[b];
+    if (!bucket.rows) continue;
+    // A bucket is padded behind its table.
+    const int64_t numel = plan_.buckets[b].slots.front().numel;
+    const bool whole = mode_ == ReduceMode::kAllReduce;
+    const at::Tensor& out = whole ? bucket.flat : bucket.shard;
+    const int64_t begin = whole ? 0 : communicator_.rank() * out.numel();
+    bucket.rows->add_up(out.narrow(0, 0, std::min(out.numel(), numel - begin)), begin);
+  }
 }
 
 void GradReducer::point_at_means() {
   for (size_t b = 0; b < buckets_.size(); ++b) {
     const BucketState& bucket = buckets_[b];
     if (plan_.buckets[b].external) {
-      if (!bucket.flat.is_same(bucket.wire)) bucket.flat.copy_(bucket.wire);
+      if (!bucket.flat.is_same(bucket.mean)) bucket.flat.copy_(bucket.mean);
       continue;
     }
     for (const BucketSlot& slot : plan_.buckets[b].slots) {
       const size_t p = static_cast<size_t>(slot.param);
-      params_[p].param.mutable_grad() = wire_views_[p];
+      params_[p].param.mutable_grad() = mean_views_[p];
     }
   }
 }
@@ -316,7 +388,9 @@ int64_t GradReducer::buffer_bytes() const {
   size_t sum = 0;
   for (const BucketState& bucket : buckets_) {
     if (!bucket.wire.is_same(bucket.flat)) sum += bucket.wire.nbytes();
+    if (!bucket.mean.is_same(bucket.wire)) sum += bucket.mean.nbytes();
     if (bucket.shard.defined() && !bucket.shard.is_same(bucket.wire)) sum += bucket.shard.nbytes();
+    if (bucket.rows) sum += static_cast<size_t>(bucket.rows->bytes());
   }
   return static_cast<int64_t>(sum);
 }

@@ -13,10 +13,11 @@
 // Gradients are collected there (GradientBuffers says how); after finish() the gradient of every
 // parameter in it (ParamSpec::source kBackward, kUnused) is a view of it in the parameter's shape,
 // whose dtype may be another than the parameter's. An external gradient keeps its dtype; its tensor
-// is made to point into a bucket of that dtype. The model owns the parameters. An optimizer reads
-// .grad as always and may change or drop gradients between finish() and begin_step(). Hooks on the
-// parameters report when a gradient is complete; they are removed with the reducer, which must
-// outlive every backward pass that was begun under it.
+// is made to point into a bucket of that dtype. Of a table that exchanges rows (exchanges_rows() of
+// plan.h) only the lists of its rows move (row_exchange.h). The model owns the parameters. An
+// optimizer reads .grad as always and may change or drop gradients between finish() and
+// begin_step(). Hooks on the parameters report when a gradient is complete; they are removed with
+// the reducer, which must outlive every backward pass that was begun under it.
 //
 // Order. A bucket is sent when it and all buckets before it in the plan are complete, so the order
 // of collectives is the plan's on every rank, whatever the order in which gradients come.
@@ -34,13 +35,16 @@
 
 #include "dist/communicator.h"
 #include "dist/plan.h"
+#include "dist/row_exchange.h"
 
 namespace longship::dist {
 
 /// The tensors behind a ParamSpec.
 struct ReducedParam {
-  at::Tensor param;          // contiguous; requires_grad with kBackward and kUnused
-  at::Tensor external_grad;  // with kExternal only: contiguous, the parameter's number of elements
+  at::Tensor param;           // contiguous; requires_grad with kBackward and kUnused
+  at::Tensor external_grad;   // with kExternal only: contiguous, the parameter's number of elements
+  at::Tensor row_flags = {};  // of a table that exchanges rows: uint8 [rows]; rows with flag 0 hold
+                              // zeros. With kAllReduce whoever reads the means zeroes the table
 };
 
 enum class ReduceMode {
@@ -60,8 +64,10 @@ enum class GradientBuffers {
   kStay,  // during a pass they are views of a bucket of their own dtype: no address changes, so
           // that one captured pass can serve every micro-batch. Sums over the passes are those of
           // kHandedOver, bit for bit
-  kHandedOver,  // autograd's own buffers are added to a bucket of the dtype that is sent, or of
-                // their own where that is wider, and dropped: less memory and traffic
+  kHandedOver,      // autograd's own buffers are added to a bucket of the dtype that is sent, or of
+                    // their own where that is wider, and dropped: less memory and traffic
+  kHandedOverOnce,  // the same for steps of one pass: where the communicator widens, buckets keep
+                    // the gradients' own dtype, and what is sent is added up in the wider one
 };
 
 class GradReducer {
@@ -91,9 +97,11 @@ class GradReducer {
   const std::vector<std::string>& missing() const { return missing_names_; }
 
   const BucketPlan& plan() const { return plan_; }
+  /// Whether gradients are sent as they are and added up in the wider type (kHandedOverOnce).
+  bool widens() const {
+    return collect_ == GradientBuffers::kHandedOverOnce && communicator_.widens();
+  }
   Communicator& communicator() const { return communicator_; }
-  /// [bucket.numel], the dtype that is sent.
-  const at::Tensor& bucket(int64_t index) const { return state(index).wire; }
   /// kReduceScatter, after finish(): the mean of this rank's part, [bucket.numel / world_size], in
   /// the wire's dtype. With one rank it is the bucket itself, in the gradients' dtype.
   const at::Tensor& shard(int64_t index) const { return state(index).shard; }
@@ -105,17 +113,22 @@ class GradReducer {
  private:
   class Hook;
   struct BucketState {
-    at::Tensor wire;        // in the dtype that is sent
-    at::Tensor flat;        // where they are collected; mostly `wire` itself
+    at::Tensor wire;        // what is sent
+    at::Tensor flat;        // where gradients are collected; mostly `wire` itself
+    at::Tensor mean;        // kAllReduce: what comes back; mostly `wire` itself
     bool stays = false;     // gradients are views of `flat` during the passes
     bool one_pass = false;  // `flat` has the gradients of one pass only: `wire` is wider
-    at::Tensor shard;       // kReduceScatter
-    int64_t expected = 0;   // gradients that the backward pass gives
-    int64_t missing = 0;    // of them, not there yet in this micro-batch
+    std::unique_ptr<RowExchange> rows;  // moves lists of the table's rows in place of `wire`
+    at::Tensor shard;                   // kReduceScatter
+    int64_t expected = 0;               // gradients that the backward pass gives
+    int64_t missing = 0;                // of them, not there yet in this micro-batch
     Handle handle;
   };
   const BucketState& state(int64_t index) const { return buckets_[static_cast<size_t>(index)]; }
   void check(size_t param) const;
+  BucketState make_bucket(const Bucket& bucket);
+  void make_views(const Bucket& bucket, const BucketState& state);
+  void share_buckets();
   void install_view(const BucketSlot& slot);
   void gradient_ready(int64_t param);
   void send_complete(bool include_external);
@@ -123,6 +136,7 @@ class GradReducer {
   void take_over(size_t param);
   void add_pass(BucketState& bucket) const;
   void point_at_means();
+  void add_up_rows();
   void find_missing();
   void fill_unseen();
 
@@ -135,7 +149,7 @@ class GradReducer {
   std::vector<std::string> missing_names_;
   std::vector<BucketState> buckets_;
   std::vector<at::Tensor> views_;       // by parameter, of `flat`; undefined for kNone
-  std::vector<at::Tensor> wire_views_;  // the same of `wire`
+  std::vector<at::Tensor> mean_views_;  // the same of `mean`
 
   std::mutex mutex_;  // guards everything below: hooks run on autograd's threads
   bool sending_ = false;

@@ -3,12 +3,14 @@
 // so that the multiprocessors stay with the computation; one small kernel adds up.
 //
 // What takes this way: tensors of kPeerLeastBytes and more in memory that was shared
-// (Transport::share), all_gather and broadcast of any type, sums and means of fp32 and bf16. The
-// rest - small sums, maxima, whole models at the start - is NCCL's. The choice follows from sizes,
-// types and the order of share() calls, so it is the same on all ranks.
+// (Transport::share), all_gather and broadcast of any type, sums and means of fp32, of bf16, and of
+// bf16 into fp32 (Transport::widens). The rest - small sums, maxima, whole models at the start - is
+// NCCL's. The choice follows from sizes, types and the order of share() calls, so it is the same on
+// all ranks.
 //
 //   all_reduce       meet; every rank copies its part from all others and adds up in rank order,
 //                    in fp32; meet; every rank copies the other parts; meet
+//                    bf16 into fp32 between two ranks: meet; copy and add up the whole; meet
 //   reduce_scatter   meet; copy and add up; meet
 //   all_gather       meet; copy; meet
 //

@@ -37,6 +37,11 @@ void check_params(const std::vector<ParamSpec>& params) {
     LS_CHECK(p.source == GradSource::kNone || (is_float(p.dtype) && is_float(p.gradient_dtype())),
              ConfigError, "parallel plan: parameter '{}' is {} with gradients of {}; fp32 or bf16",
              p.name, c10::toString(p.dtype), c10::toString(p.gradient_dtype()));
+    LS_CHECK(p.touched_rows == 0 ||
+                 (p.touched_rows > 0 && p.row_length > 0 && p.numel % p.row_length == 0),
+             ConfigError,
+             "parallel plan: parameter '{}' of {} elements has rows of {} and touches {} of them",
+             p.name, p.numel, p.row_length, p.touched_rows);
   }
 }
 
@@ -96,6 +101,28 @@ bool BucketPlan::operator==(const BucketPlan& other) const {
   return params == other.params && buckets == other.buckets && bucket_index == other.bucket_index;
 }
 
+bool exchanges_rows(const ParamSpec& spec, int64_t world_size) {
+  if (world_size == 1 || spec.source != GradSource::kExternal || spec.touched_rows == 0)
+    return false;
+  return 2 * world_size * spec.touched_rows <= spec.numel / spec.row_length;
+}
+
+bool exchanges_rows(const BucketPlan& plan, const Bucket& bucket) {
+  const auto& first = plan.params[static_cast<size_t>(bucket.slots.front().param)];
+  return exchanges_rows(first, plan.options.world_size);
+}
+
+bool sums_are_wider(const BucketPlan& plan, const Bucket& bucket) {
+  return plan.options.world_size > 1 && !bucket.external &&
+         bucket.grad_dtype == c10::ScalarType::BFloat16 &&
+         plan.options.reduce_dtype == c10::ScalarType::Float;
+}
+
+RowListBytes row_list_bytes(const ParamSpec& spec) {
+  return {spec.touched_rows * spec.row_length * size_of(spec.gradient_dtype()),
+          (spec.touched_rows + 1) * size_of(c10::ScalarType::Int)};
+}
+
 BucketPlan plan_buckets(std::vector<ParamSpec> params, const PlanOptions& options) {
   LS_CHECK(options.world_size >= 1, ConfigError, "parallel plan: {} ranks", options.world_size);
   LS_CHECK(options.bucket_bytes >= 1 && options.first_bucket_bytes >= 1, ConfigError,
@@ -135,7 +162,8 @@ BucketPlan plan_buckets(std::vector<ParamSpec> params, const PlanOptions& option
       const int64_t cap = plan.buckets.empty()
                               ? std::min(options.first_bucket_bytes, options.bucket_bytes)
                               : options.bucket_bytes;
-      if (!bucket.slots.empty() && (bucket.numel + numel) * bytes > cap) close(bucket);
+      const bool rows = exchanges_rows(p, options.world_size);
+      if (!bucket.slots.empty() && (rows || (bucket.numel + numel) * bytes > cap)) close(bucket);
       bucket.dtype = key.first;
       bucket.grad_dtype = key.second;
       bucket.external = external;
@@ -144,7 +172,11 @@ BucketPlan plan_buckets(std::vector<ParamSpec> params, const PlanOptions& option
                i == members.front() ? bucket_alignment(bucket) : 1);
       }
       std::erase(order, key);
-      order.push_back(key);
+      if (rows) {
+        close(bucket);
+      } else {
+        order.push_back(key);
+      }
     }
     // The one whose last parameter is used first comes last.
     for (const auto& key : order) close(open[key]);

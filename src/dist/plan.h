@@ -41,6 +41,9 @@ struct ParamSpec {
   /// -1: alone. keep_stacks_together() sets it.
   int64_t stack = -1;
   bool forward_only = false;  // no gradient passes through its unit, which is frozen
+  /// kExternal: elements of a row of the table, and how many of its rows one rank touches in a step
+  /// at most; 0: unknown.
+  int64_t row_length = 0, touched_rows = 0;
   c10::ScalarType gradient_dtype() const {
     return grad_dtype == c10::ScalarType::Undefined ? dtype : grad_dtype;
   }
@@ -74,8 +77,8 @@ struct Bucket {
 };
 
 /// Buckets in the order in which they are sent: reverse order of use, because the backward pass
-/// finishes the last used parameters first; external ones at the end. One dtype a bucket. Frozen
-/// and decay-only parameters are in none.
+/// finishes the last used parameters first; external ones at the end, tables that exchange rows
+/// each in one of its own. One dtype a bucket. Frozen and decay-only parameters are in none.
 struct BucketPlan {
   std::vector<ParamSpec> params;
   PlanOptions options;
@@ -86,10 +89,26 @@ struct BucketPlan {
   bool operator==(const BucketPlan&) const;
 };
 
+/// Whether ddp and zero1 exchange the gradient of a table as lists of the rows that each rank has
+/// touched (row_exchange.h), and not whole: where the lists of all ranks have room for at most half
+/// of its rows.
+bool exchanges_rows(const ParamSpec& spec, int64_t world_size);
+/// Bytes of one rank's list of such a table: its rows, and their numbers with their count.
+struct RowListBytes {
+  int64_t values = 0, numbers = 0;
+};
+RowListBytes row_list_bytes(const ParamSpec& spec);
+/// Whether a bucket is one table that exchanges rows.
+bool exchanges_rows(const BucketPlan& plan, const Bucket& bucket);
+
 /// Throws ConfigError naming the parameter or option: an empty or negative size, a name given
 /// twice, a bucket size below 1, a reduction dtype other than fp32 and bf16, or a gradient that is
 /// neither fp32 nor bf16.
 BucketPlan plan_buckets(std::vector<ParamSpec> params, const PlanOptions& options);
+
+/// Whether the gradients of a bucket are narrower than the type in which they are added up, so that
+/// a transport that widens can take them as they are.
+bool sums_are_wider(const BucketPlan& plan, const Bucket& bucket);
 
 /// Part of one parameter that one rank owns under ZeRO-1.
 struct OwnedSlice {
@@ -171,6 +190,8 @@ struct CostOptions {
   Reshard reshard = Reshard::kAfterForward;
   bool ema = false;             // moving average of the weights, fp32
   bool gradients_stay = false;  // ddp, zero1: GradientBuffers::kStay of ddp.h
+  bool widened =
+      false;  // ddp, zero1: GradientBuffers::kHandedOverOnce over a transport that widens
 };
 
 /// Communication of one optimizer step of one rank, by the names of the counters (communicator.h):

@@ -16,6 +16,16 @@ int64_t size_of(c10::ScalarType dtype) {
   return static_cast<int64_t>(c10::elementSize(dtype));
 }
 
+// Adds up what one name moves: `bytes` of the whole tensor, `wire_bytes` of them sent by a rank.
+void count_sent(std::map<std::string, CollectiveCounter>& out, const std::string& name,
+                int64_t bytes, int64_t wire_bytes) {
+  CollectiveCounter one;
+  one.count = 1;
+  one.tensor_bytes = bytes;
+  one.wire_bytes = wire_bytes;
+  out[name] += one;
+}
+
 void count(std::map<std::string, CollectiveCounter>& out, const std::string& name,
            CollectiveKind kind, int64_t world_size, int64_t bytes, int64_t times = 1) {
   CollectiveCounter one;
@@ -29,6 +39,31 @@ void count(std::map<std::string, CollectiveCounter>& out, const std::string& nam
 int64_t sent_bytes(const BucketPlan& plan, const Bucket& bucket) {
   return bucket.numel *
          size_of(plan.options.world_size == 1 ? bucket.grad_dtype : plan.options.reduce_dtype);
+}
+
+// Whether a bucket is sent as it is and added up in the wider type.
+bool widened(const BucketPlan& plan, const Bucket& bucket, const CostOptions& options) {
+  return options.widened && sums_are_wider(plan, bucket);
+}
+
+void count_gradients(const BucketPlan& plan, const Bucket& bucket, const CostOptions& options,
+                     std::map<std::string, CollectiveCounter>& out) {
+  const int64_t world = plan.options.world_size;
+  const bool zero1 = options.strategy == Strategy::kZero1;
+  const auto kind = zero1 ? CollectiveKind::kReduceScatter : CollectiveKind::kAllReduce;
+  const int64_t sent = sent_bytes(plan, bucket);
+  if (exchanges_rows(plan, bucket)) {
+    const RowListBytes list =
+        row_list_bytes(plan.params[static_cast<size_t>(bucket.slots.front().param)]);
+    count(out, "grad", CollectiveKind::kAllGather, world, world * list.values);
+    count(out, "grad", CollectiveKind::kAllGather, world, world * list.numbers);
+  } else if (widened(plan, bucket, options)) {
+    const int64_t own = bucket.numel * size_of(bucket.grad_dtype);
+    count_sent(out, "grad", own,
+               zero1 ? ring_bytes(kind, world, own) : widened_all_reduce_bytes(world, own, sent));
+  } else {
+    count(out, "grad", kind, world, sent);
+  }
 }
 
 int64_t shard_size(const BucketPlan& plan, const CostOptions& options) {
@@ -183,12 +218,12 @@ std::map<std::string, CollectiveCounter> predict_communication(const BucketPlan&
       return out;
     case Strategy::kDdp:
       for (const Bucket& bucket : plan.buckets) {
-        count(out, "grad", CollectiveKind::kAllReduce, world, sent_bytes(plan, bucket));
+        count_gradients(plan, bucket, options, out);
       }
       return out;  // gradients are whole everywhere: the norm needs no sum
     case Strategy::kZero1:
       for (const Bucket& bucket : plan.buckets) {
-        count(out, "grad", CollectiveKind::kReduceScatter, world, sent_bytes(plan, bucket));
+        count_gradients(plan, bucket, options, out);
         count(out, "params", CollectiveKind::kAllGather, world,
               bucket.numel * size_of(bucket.dtype));
       }
@@ -225,11 +260,23 @@ MemoryForecast predict_memory(const BucketPlan& plan, const CostOptions& options
   for (const Bucket& bucket : plan.buckets) {
     if (zero1) out.parameters += bucket.numel * size_of(bucket.dtype);
     const int64_t sent = sent_bytes(plan, bucket), own = bucket.numel * size_of(bucket.grad_dtype);
-    const bool stays = options.gradients_stay || bucket.external;
-    const bool apart = own != sent && (stays || own > sent);
-    out.gradients += apart ? own : sent;
-    if (apart) out.reduce_buffers += sent;
     if (zero1 && world > 1) out.reduce_buffers += sent / world;
+    if (exchanges_rows(plan, bucket)) {
+      const ParamSpec& table = plan.params[static_cast<size_t>(bucket.slots.front().param)];
+      const RowListBytes list = row_list_bytes(table);
+      // Where each row is in each list, besides.
+      out.reduce_buffers +=
+          world * (list.values + list.numbers +
+                   table.numel / table.row_length * size_of(c10::ScalarType::Int));
+      out.gradients += own;
+      continue;
+    }
+    const bool stays = options.gradients_stay || bucket.external;
+    const bool kept_own = own > sent || stays || widened(plan, bucket, options);
+    const bool apart = own != sent && kept_own;
+    out.gradients += apart ? own : sent;
+    // zero1 needs no whole tensor of sums that come out as parts.
+    if (apart && !(zero1 && widened(plan, bucket, options))) out.reduce_buffers += sent;
   }
   return out;
 }

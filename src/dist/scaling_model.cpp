@@ -58,6 +58,40 @@ bool over_copy_engines(const RankGroup& group, const ScalingConstants& constants
   return constants.peer && group.nodes() == 1;
 }
 
+// Of a collective by which each rank sends `wire_bytes`.
+double moving_ms(CollectiveKind kind, int64_t wire_bytes, const RankGroup& group,
+                 const ScalingConstants& constants) {
+  if (group.ranks == 1) return 0;
+  const double megabytes = 1e-6 * static_cast<double>(wire_bytes);
+  if (over_copy_engines(group, constants)) {
+    return 1e-3 * peer_latency_us(kind) + megabytes / constants.peer_gb_s;
+  }
+  const int64_t nodes = group.nodes();
+  double gb_s = group.per_node > 1 ? constants.nvlink_gb_s : std::numeric_limits<double>::max();
+  if (nodes > 1) {
+    gb_s = std::min(gb_s, static_cast<double>(group.per_node) * constants.network_gb_s *
+                              constants.network_reached);
+  }
+  const double bytes_ms = megabytes / gb_s;
+  const bool all_reduce = kind == CollectiveKind::kAllReduce;
+  const double rounds = all_reduce ? 2 : 1;
+  const auto between = rounds * static_cast<double>(nodes - 1);
+  const auto inside = rounds * static_cast<double>(group.ranks - nodes);
+  double best = std::numeric_limits<double>::max();
+  for (const Way& way : {kRingSimple, kRingLl128}) {
+    const double latency_us = way.base + inside * way.inside + between * way.between;
+    best = std::min(best, 1e-3 * latency_us + bytes_ms / way.efficiency);
+  }
+  if (all_reduce) {
+    const auto doublings = static_cast<double>(std::bit_width(static_cast<uint64_t>(nodes - 1)));
+    const double latency_us =
+        kTreeLl128.base + 2 * (static_cast<double>(group.per_node - 1) * kTreeLl128.inside +
+                               doublings * kTreeLl128.between);
+    best = std::min(best, 1e-3 * latency_us + bytes_ms / kTreeLl128.efficiency);
+  }
+  return best;
+}
+
 void replicated_exchanges(const BucketPlan& plan, const CostOptions& options,
                           const RankGroup& world, std::vector<Exchange>& out) {
   const bool zero1 = options.strategy == Strategy::kZero1;
@@ -68,9 +102,21 @@ void replicated_exchanges(const BucketPlan& plan, const CostOptions& options,
   }
   for (size_t b = 0; b < plan.buckets.size(); ++b) {
     const Bucket& bucket = plan.buckets[b];
-    const bool hidden = !bucket.external && b != last && !options.gradients_stay;
-    out.push_back({"grad", kind, bucket.numel * size_of(plan.options.reduce_dtype), world, 1,
-                   Pass::kBackward, hidden});
+    const int64_t sum_bytes = bucket.numel * size_of(plan.options.reduce_dtype);
+    Exchange one{"grad", kind, sum_bytes, world, 1, Pass::kBackward};
+    one.hidden = !bucket.external && b != last && !options.gradients_stay;
+    if (exchanges_rows(plan, bucket)) {
+      const RowListBytes list =
+          row_list_bytes(plan.params[static_cast<size_t>(bucket.slots.front().param)]);
+      one.kind = CollectiveKind::kAllGather;
+      one.num_bytes = world.ranks * list.numbers;
+      out.push_back(one);
+      one.num_bytes = world.ranks * list.values;
+    } else if (options.widened && sums_are_wider(plan, bucket)) {
+      one.num_bytes = bucket.numel * size_of(bucket.grad_dtype);
+      if (!zero1) one.sent = widened_all_reduce_bytes(world.ranks, one.num_bytes, sum_bytes);
+    }
+    out.push_back(one);
   }
   if (!zero1) return;
   for (size_t b = plan.buckets.size(); b-- > 0;) {
@@ -147,6 +193,11 @@ int64_t replicated_conversion(const BucketPlan& plan, const CostOptions& options
   int64_t sum = 0;
   for (const Bucket& bucket : plan.buckets) {
     const int64_t grad = size_of(bucket.grad_dtype);
+    if (exchanges_rows(plan, bucket)) continue;
+    if (options.widened && sums_are_wider(plan, bucket)) {
+      sum += collected_bytes(bucket.numel, grad, grad, grad, options.micro_batches);
+      continue;
+    }
     if (bucket.external || options.gradients_stay) {
       // There and, as means, back, where they are not sent from where they are.
       const int64_t trips = options.strategy == Strategy::kDdp && bucket.external ? 2 : 1;
@@ -205,35 +256,7 @@ RankGroup whole_group(int64_t world_size, int64_t node_size) {
 
 double collective_ms(CollectiveKind kind, int64_t num_bytes, const RankGroup& group,
                      const ScalingConstants& constants) {
-  if (group.ranks == 1) return 0;
-  const double megabytes = 1e-6 * static_cast<double>(ring_bytes(kind, group.ranks, num_bytes));
-  if (over_copy_engines(group, constants)) {
-    return 1e-3 * peer_latency_us(kind) + megabytes / constants.peer_gb_s;
-  }
-  const int64_t nodes = group.nodes();
-  double gb_s = group.per_node > 1 ? constants.nvlink_gb_s : std::numeric_limits<double>::max();
-  if (nodes > 1) {
-    gb_s = std::min(gb_s, static_cast<double>(group.per_node) * constants.network_gb_s *
-                              constants.network_reached);
-  }
-  const double bytes_ms = megabytes / gb_s;
-  const bool all_reduce = kind == CollectiveKind::kAllReduce;
-  const double rounds = all_reduce ? 2 : 1;
-  const auto between = rounds * static_cast<double>(nodes - 1);
-  const auto inside = rounds * static_cast<double>(group.ranks - nodes);
-  double best = std::numeric_limits<double>::max();
-  for (const Way& way : {kRingSimple, kRingLl128}) {
-    const double latency_us = way.base + inside * way.inside + between * way.between;
-    best = std::min(best, 1e-3 * latency_us + bytes_ms / way.efficiency);
-  }
-  if (all_reduce) {
-    const auto doublings = static_cast<double>(std::bit_width(static_cast<uint64_t>(nodes - 1)));
-    const double latency_us =
-        kTreeLl128.base + 2 * (static_cast<double>(group.per_node - 1) * kTreeLl128.inside +
-                               doublings * kTreeLl128.between);
-    best = std::min(best, 1e-3 * latency_us + bytes_ms / kTreeLl128.efficiency);
-  }
-  return best;
+  return moving_ms(kind, ring_bytes(kind, group.ranks, num_bytes), group, constants);
 }
 
 std::vector<Exchange> exchanges(const BucketPlan& plan, const CostOptions& options,
@@ -289,7 +312,7 @@ StepForecast forecast(const StepWork& work, const std::vector<Exchange>& all,
   std::array<double, 2> behind_ms = {}, slowed_ms = {};
   for (const Exchange& e : all) {
     const auto times = static_cast<double>(e.times);
-    const double ms = times * collective_ms(e.kind, e.num_bytes, e.group, constants);
+    const double ms = times * moving_ms(e.kind, e.wire_bytes(), e.group, constants);
     out.communication_ms += ms;
     if (!e.hidden) {
       out.exposed_ms += ms;
@@ -299,8 +322,7 @@ StepForecast forecast(const StepWork& work, const std::vector<Exchange>& all,
     behind_ms[pass] += ms;
     slowed_ms[pass] += (over_copy_engines(e.group, constants) ? constants.peer_slowdown_ms_per_gb
                                                               : constants.slowdown_ms_per_gb) *
-                       1e-9 * times *
-                       static_cast<double>(ring_bytes(e.kind, e.group.ranks, e.num_bytes));
+                       1e-9 * times * static_cast<double>(e.wire_bytes());
   }
   for (size_t pass = 0; pass < room.size(); ++pass) {
     if (behind_ms[pass] <= 0) continue;

@@ -87,6 +87,8 @@ struct Exchange {
   int64_t times = 1;
   Pass pass = Pass::kBackward;  // beside which it runs
   bool hidden = true;           // behind the pass; false: nothing to compute meanwhile
+  int64_t sent = -1;            // by each rank, where that is not ring_bytes() of the above
+  int64_t wire_bytes() const { return sent >= 0 ? sent : ring_bytes(kind, group.ranks, num_bytes); }
 };
 
 /// All of one step, those of predict_communication(). Not hidden are
@@ -102,7 +104,7 @@ std::vector<Exchange> exchanges(const BucketPlan& plan, const CostOptions& optio
 
 /// Bytes that copies and conversions of gradients read and write in a step beyond those of one GPU,
 /// which adds up micro-batches too. Autograd's gradients are always copied into what is sent, also
-/// where the type stays. One rank: 0.
+/// where the type stays. Lists of rows count nothing. One rank: 0.
 int64_t conversion_bytes(const BucketPlan& plan, const CostOptions& options);
 
 /// Bytes that norm, clipping and AdamW read and write in a step: per element gradient (twice),

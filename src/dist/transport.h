@@ -39,6 +39,13 @@ class Transport {
   virtual int64_t world_size() const = 0;
   /// In place.
   virtual std::unique_ptr<Pending> all_reduce(at::Tensor tensor, ReduceOp op) = 0;
+  /// Whether sums and means of bf16 may be had in fp32, added up in fp32 and never rounded: by
+  /// all_reduce_into(), and by reduce_scatter() with an fp32 output and a bf16 input.
+  virtual bool widens() const { return false; }
+  /// output [n] fp32 gets the reduced input [n] bf16, which stays as it is. kSum and kMean, and
+  /// only where widens().
+  virtual std::unique_ptr<Pending> all_reduce_into(at::Tensor output, at::Tensor input,
+                                                   ReduceOp op);
   /// output [n], input [world_size * n]: rank r gets the reduced r-th part. With kMean the input
   /// may be overwritten. The output may be that part of the input.
   virtual std::unique_ptr<Pending> reduce_scatter(at::Tensor output, at::Tensor input,

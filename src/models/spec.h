@@ -75,8 +75,9 @@ enum class ParamRole {
 /// the flags of the rows that it touches; rows with flag 0 hold zeros. The optimizer zeroes `grad`
 /// after every update and never resets a flag.
 struct RowSparseGrad {
-  at::Tensor grad;       // shape of the parameter, fp32 or bf16, contiguous, on its device
-  at::Tensor row_flags;  // uint8 [size(0)]
+  at::Tensor grad;              // shape of the parameter, fp32 or bf16, contiguous, on its device
+  at::Tensor row_flags;         // uint8 [size(0)]
+  int64_t rows_per_sample = 0;  // at most so many rows for each sample of a step
 };
 
 struct ParamInfo {

@@ -64,8 +64,10 @@ Assembly assemble(const Recipe& bound, at::Device device, Parallel* parallel) {
     if (info.role != models::ParamRole::kFrozen) trained.push_back(info.name);
   }
   if (several) {
+    const int64_t world = parallel->world_size();
+    const StepSize step{bound.train.num_micro(world), bound.train.global_batch / world};
     out.sync = make_gradient_sync(*parallel->data(), parallel->replicas(), bound.parallel,
-                                  parse_graph_mode(bound.train.cuda_graph), *out.policy);
+                                  parse_graph_mode(bound.train.cuda_graph), step, *out.policy);
   }
   out.optimizer = std::make_unique<AdamW>(out.sync ? out.sync->updated() : out.policy->parameters(),
                                           config, trained);

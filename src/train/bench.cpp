@@ -202,10 +202,10 @@ nlohmann::json Bench::memory() const {
   if (assembly_.sync) {
     plan = assembly_.sync->plan();
   } else {
-    plan = plan_gradients(parameters_to_plan(*assembly_.policy).specs, recipe_.parallel, 1);
+    plan = plan_gradients(parameters_to_plan(*assembly_.policy, 0).specs, recipe_.parallel, 1);
   }
-  return memory_plan_json(dist::predict_memory(plan, cost_options(recipe_, parallel_.launch())),
-                          held_memory(assembly_));
+  const auto cost = cost_options(recipe_, parallel_.launch(), assembly_.sync.get());
+  return memory_plan_json(dist::predict_memory(plan, cost), held_memory(assembly_));
 }
 
 nlohmann::json Bench::profile() {

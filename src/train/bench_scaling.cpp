@@ -31,7 +31,7 @@ std::vector<dist::ParamSpec> specs_of(const Recipe& recipe) {
   build.device = at::kMeta;
   build.fp8.reset();  // changes products, neither parameters nor what is exchanged
   const std::unique_ptr<models::Policy> policy = recipe.family->build(*recipe.model, build);
-  return parameters_to_plan(*policy).specs;
+  return parameters_to_plan(*policy, recipe.train.global_batch).specs;
 }
 
 std::vector<const char*> strategies(const Recipe& recipe, bool several_nodes) {
@@ -43,7 +43,9 @@ std::vector<const char*> strategies(const Recipe& recipe, bool several_nodes) {
   return out;
 }
 
-dist::CostOptions cost_of(const Recipe& recipe, const char* strategy, int64_t shard) {
+// `one_node`: all GPUs are one group of a node.
+dist::CostOptions cost_of(const Recipe& recipe, const char* strategy, int64_t shard,
+                          bool one_node) {
   dist::CostOptions out;
   out.strategy = dist::parse_strategy(strategy);
   out.micro_batches = recipe.train.num_micro();
@@ -51,6 +53,9 @@ dist::CostOptions cost_of(const Recipe& recipe, const char* strategy, int64_t sh
   out.reshard = dist::parse_reshard(recipe.parallel.reshard);
   out.ema = recipe.optim.ema.has_value();
   out.gradients_stay = recipe.train.cuda_graph == "per_microbatch";
+  // Copy engines widen.
+  out.widened = one_node && recipe.parallel.transport != "nccl" && out.micro_batches == 1 &&
+                !out.gradients_stay;
   return out;
 }
 
@@ -159,8 +164,8 @@ nlohmann::json bench_scaling(const Recipe& recipe, const ScalingOptions& options
     LS_CHECK(gpus > 1, ConfigError, "--gpus: {} GPU exchanges nothing; at least 2", gpus);
     const dist::BucketPlan plan = plan_gradients(specs, recipe.parallel, gpus);
     for (const char* strategy : strategies(recipe, all.nodes() > 1 && options.per_node > 1)) {
-      rows.push_back(row(plan, cost_of(recipe, strategy, options.per_node), strategy, recipe,
-                         options, constants));
+      rows.push_back(row(plan, cost_of(recipe, strategy, options.per_node, all.nodes() == 1),
+                         strategy, recipe, options, constants));
     }
   }
   return {{"family", recipe.family->name()},

@@ -42,7 +42,7 @@ std::vector<ParamInfo> parameters_in_use_order(models::Policy& policy) {
   return out;
 }
 
-PlannedParameters parameters_to_plan(models::Policy& policy) {
+PlannedParameters parameters_to_plan(models::Policy& policy, int64_t samples) {
   const std::vector<ParamInfo> ordered = parameters_in_use_order(policy);
   PlannedParameters out;
   for (const ParamInfo& info : ordered) {
@@ -53,7 +53,11 @@ PlannedParameters parameters_to_plan(models::Policy& policy) {
     spec.unit = info.unit;
     spec.forward_only = info.forward_only;
     spec.source = source_of(info);
-    if (info.row_sparse) spec.grad_dtype = info.row_sparse->grad.scalar_type();
+    if (info.row_sparse) {
+      spec.grad_dtype = info.row_sparse->grad.scalar_type();
+      spec.row_length = spec.numel / info.tensor.size(0);
+      spec.touched_rows = info.row_sparse->rows_per_sample * samples;
+    }
     out.specs.push_back(std::move(spec));
   }
   for (const int64_t i : dist::keep_stacks_together(out.specs, policy.module().stacks())) {
@@ -157,11 +161,11 @@ at::Tensor sum_of_bits(const at::Tensor& values) {
 std::unique_ptr<GradientSync> make_gradient_sync(dist::Communicator& data,
                                                  dist::Communicator* replicas,
                                                  const ParallelSection& section, GraphMode graph,
-                                                 models::Policy& policy) {
+                                                 const StepSize& step, models::Policy& policy) {
   if (shards_weights(section)) {
-    return std::make_unique<ShardedSync>(data, replicas, section, policy);
+    return std::make_unique<ShardedSync>(data, replicas, section, step, policy);
   }
-  return std::make_unique<ReplicatedSync>(data, section, graph, policy);
+  return std::make_unique<ReplicatedSync>(data, section, graph, step, policy);
 }
 
 }  // namespace longship::train

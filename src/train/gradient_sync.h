@@ -37,11 +37,18 @@ std::vector<models::ParamInfo> parameters_in_use_order(models::Policy& policy);
 /// What the plans need to know of a policy's parameters, and these in the same order: that of use,
 /// but members of a stack (nn::Module::register_stack) behind each other. Row-sparse tables have
 /// external gradients; frozen and decay-only parameters have none.
+/// `samples`: of a step, on one process; a bound for the rows of such tables that it touches.
 struct PlannedParameters {
   std::vector<dist::ParamSpec> specs;
   std::vector<models::ParamInfo> infos;
 };
-PlannedParameters parameters_to_plan(models::Policy& policy);
+PlannedParameters parameters_to_plan(models::Policy& policy, int64_t samples);
+
+/// A step of one process.
+struct StepSize {
+  int64_t passes = 1;
+  int64_t samples = 1;  // of all passes
+};
 
 /// The plan for such parameters. Its costs are those of any strategy (dist::predict_memory,
 /// predict_communication); ddp and zero1 also go by its buckets.
@@ -57,6 +64,8 @@ class GradientSync {
 
   /// As in parallel.strategy.
   virtual std::string strategy() const = 0;
+  /// Whether gradients are sent as they are and added up in the wider type.
+  virtual bool widens() const { return false; }
   /// What this process's optimizer updates, for AdamW: the parameters themselves, or 1-D parts of
   /// them under their names.
   virtual std::vector<models::ParamInfo> updated() const = 0;
@@ -142,6 +151,6 @@ at::Tensor sum_of_bits(const at::Tensor& values);
 std::unique_ptr<GradientSync> make_gradient_sync(dist::Communicator& data,
                                                  dist::Communicator* replicas,
                                                  const ParallelSection& section, GraphMode graph,
-                                                 models::Policy& policy);
+                                                 const StepSize& step, models::Policy& policy);
 
 }  // namespace longship::train

@@ -22,7 +22,7 @@ bool is_fp32(const at::Tensor& t) {
 }
 
 void check_row_sparse(const AdamW::Entry& e) {
-  const auto& [grad, flags] = *e.row_sparse;
+  const at::Tensor &grad = e.row_sparse->grad, &flags = e.row_sparse->row_flags;
   LS_CHECK(
       e.role == ParamRole::kTrainable && e.param.dim() >= 1 && grad.defined() && flags.defined() &&
           grad.sizes() == e.param.sizes() && grad.is_contiguous() &&

@@ -21,7 +21,8 @@ std::map<std::string, dist::CollectiveCounter> over_all(const GradientSync::Traf
 
 }  // namespace
 
-dist::CostOptions cost_options(const Recipe& recipe, const dist::LaunchInfo& launch) {
+dist::CostOptions cost_options(const Recipe& recipe, const dist::LaunchInfo& launch,
+                               const GradientSync* sync) {
   dist::CostOptions out;
   out.strategy = launch.world_size == 1 ? dist::Strategy::kNone
                                         : dist::parse_strategy(recipe.parallel.strategy);
@@ -32,6 +33,7 @@ dist::CostOptions cost_options(const Recipe& recipe, const dist::LaunchInfo& lau
   out.reshard = dist::parse_reshard(recipe.parallel.reshard);
   out.ema = recipe.optim.ema.has_value();
   out.gradients_stay = recipe.train.cuda_graph == "per_microbatch";
+  out.widened = sync != nullptr && sync->widens();
   return out;
 }
 
@@ -90,8 +92,8 @@ nlohmann::json memory_plan_json(const dist::MemoryForecast& planned,
 nlohmann::json parallel_json(Parallel& parallel, const Recipe& recipe, const Assembly& assembly,
                              const OwnSteps& own) {
   const auto steps = static_cast<double>(std::max<size_t>(own.step_ms.size(), 1));
-  const auto predicted =
-      dist::predict_communication(assembly.sync->plan(), cost_options(recipe, parallel.launch()));
+  const dist::CostOptions cost = cost_options(recipe, parallel.launch(), assembly.sync.get());
+  const auto predicted = dist::predict_communication(assembly.sync->plan(), cost);
   nlohmann::json collectives = nlohmann::json::object();
   double sent = 0, planned = 0, spent = 0;
   for (const auto& [name, counter] : over_all(own.traffic)) {

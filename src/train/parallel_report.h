@@ -13,7 +13,8 @@
 namespace longship::train {
 
 /// The costs of the recipe's strategy for so many processes, as the formulas have them.
-dist::CostOptions cost_options(const Recipe& recipe, const dist::LaunchInfo& launch);
+dist::CostOptions cost_options(const Recipe& recipe, const dist::LaunchInfo& launch,
+                               const GradientSync* sync);
 
 /// Bytes that model, exchange and optimizer hold, by component. Without `sync` the gradients are
 /// those that the parameters have at this moment.

@@ -43,24 +43,28 @@ class ReplicatedSync::UnitWaits : public nn::UnitHooks {
 };
 
 ReplicatedSync::ReplicatedSync(dist::Communicator& data, const ParallelSection& section,
-                               GraphMode graph, models::Policy& policy)
+                               GraphMode graph, const StepSize& step, models::Policy& policy)
     : data_(data),
       policy_(policy),
       updated_(policy.parameters()),
       passes_are_captured_(graph == GraphMode::kPerMicrobatch) {
   gathers_in_step_ =
       graph == GraphMode::kFullIteration || updated_.front().tensor.device().is_cuda();
-  PlannedParameters planned = parameters_to_plan(policy);
+  PlannedParameters planned = parameters_to_plan(policy, step.samples);
   parameters_ = std::move(planned.infos);
   dist::BucketPlan plan = plan_gradients(std::move(planned.specs), section, data.world_size());
   std::vector<dist::ReducedParam> tensors;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const ParamInfo& info = parameters_[i];
     index_.emplace(info.name, i);
-    tensors.push_back({info.tensor, info.row_sparse ? info.row_sparse->grad : at::Tensor()});
+    tensors.push_back({info.tensor, {}});
+    if (!info.row_sparse) continue;
+    tensors.back().external_grad = info.row_sparse->grad;
+    tensors.back().row_flags = info.row_sparse->row_flags;
   }
-  const auto buffers =
-      passes_are_captured_ ? dist::GradientBuffers::kStay : dist::GradientBuffers::kHandedOver;
+  const auto buffers = passes_are_captured_ ? dist::GradientBuffers::kStay
+                       : step.passes == 1   ? dist::GradientBuffers::kHandedOverOnce
+                                            : dist::GradientBuffers::kHandedOver;
   if (section.strategy == "ddp") {
     ddp_ = std::make_unique<dist::GradReducer>(data, std::move(plan), std::move(tensors),
                                                dist::ReduceMode::kAllReduce, kMissing, buffers);
@@ -182,8 +186,10 @@ void ReplicatedSync::finish() {
     data_.all_reduce(maxima, dist::ReduceOp::kMax, "maxima").wait();
   }
   if (sliced()) return;  // parts of a table are updated like any other
-  for (const ParamInfo& info : parameters_) {
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const ParamInfo& info = parameters_[i];
     if (!info.row_sparse || info.role != ParamRole::kTrainable) continue;
+    if (dist::exchanges_rows(plan().params[i], data_.world_size())) continue;  // came with the rows
     data_.all_reduce(info.row_sparse->row_flags, dist::ReduceOp::kMax, "row flags").wait();
   }
 }

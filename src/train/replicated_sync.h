@@ -23,12 +23,13 @@ class ReplicatedSync final : public GradientSync {
   /// With zero1 the storage of the policy's parameters moves into flat tensors. Throws ConfigError
   /// when the model is too small for so many ranks.
   ReplicatedSync(dist::Communicator& data, const ParallelSection& section, GraphMode graph,
-                 models::Policy& policy);
+                 const StepSize& step, models::Policy& policy);
   ~ReplicatedSync() override;
   ReplicatedSync(const ReplicatedSync&) = delete;
   ReplicatedSync& operator=(const ReplicatedSync&) = delete;
 
   std::string strategy() const override { return sliced() ? "zero1" : "ddp"; }
+  bool widens() const override { return reducer().widens(); }
   std::vector<models::ParamInfo> updated() const override { return updated_; }
   void set_values(AdamW& optimizer, const std::string& name, const at::Tensor& whole) override;
   std::vector<StateSlice> own_state(const AdamW& optimizer, bool loading) const override;

@@ -14,9 +14,10 @@ using models::ParamInfo;
 using models::ParamRole;
 
 ShardedSync::ShardedSync(dist::Communicator& shard, dist::Communicator* replicas,
-                         const ParallelSection& section, models::Policy& policy)
+                         const ParallelSection& section, const StepSize& step,
+                         models::Policy& policy)
     : shard_(shard), replicas_(replicas), policy_(policy) {
-  PlannedParameters planned = parameters_to_plan(policy);
+  PlannedParameters planned = parameters_to_plan(policy, step.samples);
   plan_ = plan_gradients(planned.specs, section,
                          shard.world_size() * (replicas == nullptr ? 1 : replicas->world_size()));
   std::vector<dist::ReducedParam> tensors;

@@ -19,7 +19,7 @@ class ShardedSync final : public GradientSync {
   /// (BuildOptions::allocate), and watches its units. Throws ConfigError for a family that cannot
   /// be watched.
   ShardedSync(dist::Communicator& shard, dist::Communicator* replicas,
-              const ParallelSection& section, models::Policy& policy);
+              const ParallelSection& section, const StepSize& step, models::Policy& policy);
   ~ShardedSync() override;
   ShardedSync(const ShardedSync&) = delete;
   ShardedSync& operator=(const ShardedSync&) = delete;

@@ -66,6 +66,8 @@ constexpr Traffic kTraffic[] = {
     {"permute_rows bwd", "joint", 2 * 19 * 16 * 2},
     {"embedding_rows fwd", "", 2 * 128 * 2},
     {"embedding_rows bwd", "", 3 * 128 * 2},
+    {"pack_rows", "", 257 + 2 * 128 * 2},  // flags of 257152 rows, 1900 rows
+    {"sum_row_lists", "", 3 * 128 * 2},
     {"flow_mix", "", 3 * 50 * 32 * 4},
     {"flow_loss fwd", "", 50 * 32 * (2 + 4 + 4)},
     {"flow_loss bwd", "", 50 * 32 * (2 + 4 + 4 + 2)},

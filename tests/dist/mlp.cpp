@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <numeric>
 #include <sstream>
 
 #include "base/error.h"
@@ -165,6 +166,7 @@ CostOptions cost_options(const TrainOptions& options) {
   cost.reshard = options.reshard;
   cost.shard_size = options.shard_size;
   cost.gradients_stay = options.buffers == GradientBuffers::kStay;
+  cost.widened = options.widening && options.buffers == GradientBuffers::kHandedOverOnce;
   return cost;
 }
 
@@ -187,9 +189,15 @@ void check_traffic(std::map<std::string, CollectiveCounter> counted, int64_t w,
   const int64_t wire = sent == at::kFloat ? 4 : 2;
   const int64_t weight = options.dtype == at::kFloat ? 4 : 2;
   int64_t grad = 0, params = 0;
+  const bool ddp = options.strategy == Strategy::kDdp;
   for (const Bucket& bucket : plan.buckets) {
     const int64_t part = bucket.numel / w;  // a ring sends w - 1 parts, twice for an all-reduce
-    grad += (options.strategy == Strategy::kDdp ? 2 : 1) * (w - 1) * part * wire;
+    if (cost.widened && options.dtype == at::kBFloat16 && w > 1) {
+      // bf16 parts, and fp32 ones back; two ranks read each other's bf16 whole.
+      grad += !ddp ? (w - 1) * part * 2 : w == 2 ? bucket.numel * 2 : (w - 1) * part * (2 + 4);
+    } else {
+      grad += (ddp ? 2 : 1) * (w - 1) * part * wire;
+    }
     params += (w - 1) * part * weight;
   }
   expect_equal(counted["grad"].wire_bytes, steps * grad, "grad by hand");
@@ -198,12 +206,69 @@ void check_traffic(std::map<std::string, CollectiveCounter> counted, int64_t w,
   }
 }
 
+class Done : public Pending {
+ public:
+  bool done() override { return true; }
+  void wait() override {}
+};
+
+// Sums of bf16 in fp32, over a group that knows one type only: the bits of a transport that adds up
+// in fp32.
+class WideningTransport : public Transport {
+ public:
+  explicit WideningTransport(std::unique_ptr<Communicator> group) : group_(std::move(group)) {}
+  std::string name() const override { return "gloo"; }
+  int64_t rank() const override { return group_->rank(); }
+  int64_t world_size() const override { return group_->world_size(); }
+  bool widens() const override { return true; }
+  std::unique_ptr<Pending> all_reduce(at::Tensor tensor, ReduceOp op) override {
+    return after(group_->all_reduce(tensor, op, "inner"));
+  }
+  std::unique_ptr<Pending> all_reduce_into(at::Tensor output, at::Tensor input,
+                                           ReduceOp op) override {
+    output.copy_(input);
+    return all_reduce(output, op);
+  }
+  std::unique_ptr<Pending> reduce_scatter(at::Tensor output, at::Tensor input,
+                                          ReduceOp op) override {
+    return after(group_->reduce_scatter(output, input.to(output.scalar_type()), op, "inner"));
+  }
+  std::unique_ptr<Pending> all_gather(at::Tensor output, at::Tensor input) override {
+    return after(group_->all_gather(output, input, "inner"));
+  }
+  std::unique_ptr<Pending> broadcast(at::Tensor tensor, int64_t root) override {
+    return after(group_->broadcast(tensor, root, "inner"));
+  }
+  std::unique_ptr<Pending> barrier() override {
+    group_->barrier("inner");
+    return std::make_unique<Done>();
+  }
+  void abort() override { group_->abort(); }
+
+ private:
+  static std::unique_ptr<Pending> after(Handle handle) {
+    handle.wait();
+    return std::make_unique<Done>();
+  }
+  std::unique_ptr<Communicator> group_;
+};
+
+std::unique_ptr<Communicator> widening_group(ProcessGroup& group) {
+  std::vector<int64_t> all(static_cast<size_t>(group.world().world_size()));
+  std::iota(all.begin(), all.end(), 0);
+  return std::make_unique<Communicator>(
+      std::make_unique<WideningTransport>(group.make_group("inner", all)));
+}
+
 // One trained model under one strategy.
 class Run {
  public:
   Run(ProcessGroup& group, const TrainOptions& options)
-      : communicator_(group.world()), options_(options), mlp_(options.dtype, options.recompute) {
-    Communicator& communicator = group.world();
+      : widening_(options.widening ? widening_group(group) : nullptr),
+        communicator_(widening_ ? *widening_ : group.world()),
+        options_(options),
+        mlp_(options.dtype, options.recompute) {
+    Communicator& communicator = communicator_;
     PlanOptions plan;
     plan.world_size = communicator.world_size();
     plan.first_bucket_bytes = 100;
@@ -385,6 +450,7 @@ class Run {
     }
   }
 
+  std::unique_ptr<Communicator> widening_;
   Communicator& communicator_;
   TrainOptions options_;
   Mlp mlp_;

@@ -57,6 +57,7 @@ struct TrainOptions {
   at::ScalarType dtype = at::kFloat;
   at::ScalarType reduce_dtype = at::kFloat;
   GradientBuffers buffers = GradientBuffers::kStay;
+  bool widening = false;  // over a transport that widens, as that of copy engines does
   Reshard reshard = Reshard::kAfterForward;
   int64_t shard_size = 0;  // HSDP
   bool recompute = false;

@@ -104,6 +104,43 @@ void check_reduce_scatter(Member& m, int64_t part, int64_t offset, at::ScalarTyp
   }
 }
 
+// bf16 into fp32, not rounded: values whose sums fp32 holds and bf16 does not. `shared`: the fp32
+// tensor too.
+void check_widened(Member& m, int64_t part, int64_t offset, bool shared) {
+  Communicator& c = m.c();
+  const int64_t count = part * c.world_size();
+  SharedPlace input(c, count, offset, m.device, at::kBFloat16);
+  SharedPlace sums(c, count, offset, m.device, at::kFloat);
+  const auto values = [&](int64_t rank) {  // whole numbers of 8 bits, and parts of 256
+    return numbers(count, 0, m.device, at::kFloat)
+        .mul_(8)
+        .add_(128 + rank)
+        .div_(rank == 0 ? 1.0 : 256.0)
+        .to(at::kBFloat16);
+  };
+  const at::Tensor output = shared ? sums.tensor : at::empty_like(sums.tensor);
+  for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMean}) {
+    const double divisor = op == ReduceOp::kMean ? static_cast<double>(c.world_size()) : 1.0;
+    at::Tensor expected = values(0).to(at::kFloat).div(divisor);
+    for (int64_t r = 1; r < c.world_size(); ++r) {
+      expected.add_(values(r).to(at::kFloat).div(divisor));
+    }
+    input.tensor.copy_(values(c.rank()));
+    sums.whole.fill_(77);
+    output.fill_(77);
+    c.all_reduce_into(output, input.tensor, op, "grad").wait();
+    const std::string what = fmt::format("{} at {}", count, offset);
+    require(output.equal(expected), "all_reduce_into of " + what);
+    require(input.tensor.equal(values(c.rank())), "the input of " + what);
+    require(sums.whole.narrow(0, 0, offset).eq(77).all().item<bool>(), "what is before it");
+    const int64_t begin = c.rank() * part;
+    output.fill_(77);
+    c.reduce_scatter(output.narrow(0, begin, part), input.tensor, op, "grad").wait();
+    require(output.narrow(0, begin, part).equal(expected.narrow(0, begin, part)),
+            "widening reduce_scatter of " + what);
+  }
+}
+
 void check_all_gather(Member& m, int64_t part, int64_t offset, at::ScalarType type, bool in_place) {
   Communicator& c = m.c();
   const int64_t count = part * c.world_size();
@@ -138,6 +175,10 @@ std::string check_collectives(const LaunchInfo& launch) {
     check_all_reduce(m, kMany, 1, type);
     check_reduce_scatter(m, kMany / c.world_size() + 1, 0, type, false);
     check_all_gather(m, kMany / c.world_size() + 1, 0, type, true);
+  }
+  for (const int64_t part : {1, 1001, 70000, 1048576 + 3, 12345677}) {
+    check_widened(m, part, part % 2 == 0 ? 0 : 3, /*shared=*/true);
+    check_widened(m, part, 0, /*shared=*/false);
   }
   // Other types, and what only NCCL does.
   for (const at::ScalarType type : {at::kByte, at::kLong, at::kDouble}) {

@@ -149,6 +149,130 @@ TEST(Reducer, OrderExternalAndHooks) {
   for (const RankResult& rank : ranks) EXPECT_EQ(rank.exit_code, 0) << rank.text;
 }
 
+// A table of 12 rows of 3 of which a rank touches at most two: what the ranks touch in a step.
+using Touched = std::vector<std::vector<int64_t>>;  // by rank
+
+struct TableRun {
+  ReduceMode mode;
+  at::ScalarType dtype;
+  int64_t most_rows = 2;
+};
+
+float touched_value(int64_t rank, int64_t row, int64_t column) {
+  return static_cast<float>(1 + rank * 5 + row) + 0.25F * static_cast<float>(column);
+}
+
+at::Tensor mean_table(const Touched& touched, at::ScalarType dtype) {
+  at::Tensor sum = at::zeros({12, 3}, at::kFloat);
+  for (size_t r = 0; r < touched.size(); ++r) {
+    for (const int64_t row : touched[r]) {
+      for (int64_t c = 0; c < 3; ++c) {
+        sum[row][c] +=
+            touched_value(static_cast<int64_t>(r), row, c) / static_cast<float>(touched.size());
+      }
+    }
+  }
+  return sum.to(dtype);
+}
+
+// One step. The table's gradient, or this rank's part of it in fp32, must be the mean.
+void table_step(GradReducer& reducer, Params& p, const TableRun& run, const at::Tensor& flags,
+                const Touched& touched, int64_t rank) {
+  const at::Tensor& grad = p.tensors[0].external_grad;
+  reducer.begin_step();
+  reducer.begin_micro_batch(true);
+  p.tensors[1].param.sum().backward();
+  for (const int64_t row : touched[static_cast<size_t>(rank)]) {
+    flags[row].fill_(1);
+    for (int64_t c = 0; c < 3; ++c) grad.view({12, 3})[row][c] += touched_value(rank, row, c);
+  }
+  reducer.finish();
+  const at::Tensor mean = mean_table(touched, run.dtype).flatten();
+  if (run.mode == ReduceMode::kAllReduce) {
+    require(at::equal(grad, mean), "the means");
+    for (const auto& rows : touched) {
+      for (const int64_t row : rows) require(flags[row].item<bool>(), "a flag of a touched row");
+    }
+    grad.zero_();  // as an optimizer does
+    return;
+  }
+  const at::Tensor& shard = reducer.shard(reducer.plan().bucket_of(0));
+  const int64_t begin = rank * shard.numel();
+  const int64_t count = std::min<int64_t>(shard.numel(), 36 - begin);
+  require(shard.scalar_type() == at::kFloat &&
+              at::equal(shard.narrow(0, 0, count).to(run.dtype), mean.narrow(0, begin, count)),
+          "the part of the means");
+  require(at::equal(grad, at::zeros({36}, run.dtype)), "the table is zeros again");
+}
+
+// Of a table that few rows of change only these move, whatever the ranks have in common.
+TEST(Reducer, RowsOfATable) {
+  for (const TableRun& run : {TableRun{ReduceMode::kAllReduce, at::kFloat},
+                              TableRun{ReduceMode::kAllReduce, at::kBFloat16},
+                              TableRun{ReduceMode::kReduceScatter, at::kFloat},
+                              TableRun{ReduceMode::kReduceScatter, at::kBFloat16}}) {
+    const auto ranks = run_world(3, [&](const LaunchInfo& launch) {
+      const auto group = ProcessGroup::connect(test_options(launch));
+      Communicator& c = group->world();
+      Params p;
+      p.add("table", 36, GradSource::kExternal);
+      p.add("dense", 8);
+      p.tensors[0].external_grad = at::zeros({36}, run.dtype);
+      p.tensors[0].row_flags = at::zeros({12}, at::kByte);
+      p.specs[0].grad_dtype = run.dtype;
+      p.specs[0].row_length = 3;
+      p.specs[0].touched_rows = run.most_rows;
+      const BucketPlan plan = p.plan(3);
+      require(exchanges_rows(p.specs[0], 3) && !exchanges_rows(p.specs[0], 4), "few rows");
+      GradReducer reducer(c, plan, p.tensors, run.mode);
+      const at::Tensor& flags = p.tensors[0].row_flags;
+      const Touched steps[] = {{{1, 7}, {7}, {}}, {{}, {}, {}}, {{0, 11}, {11, 0}, {11, 5}}};
+      int64_t before = 0;
+      for (const Touched& touched : steps) {
+        table_step(reducer, p, run, flags, touched, launch.rank);
+        const int64_t sent = c.counters().at("grad").wire_bytes - before;
+        before = c.counters().at("grad").wire_bytes;
+        CostOptions cost;
+        cost.strategy = run.mode == ReduceMode::kAllReduce ? Strategy::kDdp : Strategy::kZero1;
+        cost.gradients_stay = true;
+        require(sent == predict_communication(plan, cost).at("grad").wire_bytes, "bytes sent");
+        const MemoryForecast memory = predict_memory(plan, cost);
+        require(reducer.gradient_bytes() == memory.gradients, "bytes of gradients");
+        require(reducer.buffer_bytes() == memory.reduce_buffers, "bytes of buffers");
+      }
+      // More rows than were promised are no smaller sum, but none.
+      reducer.begin_step();
+      reducer.begin_micro_batch(true);
+      p.tensors[1].param.sum().backward();
+      if (launch.rank == 1) {
+        p.tensors[0].external_grad.narrow(0, 0, 9).fill_(1);
+        flags.fill_(1);
+      }
+      reducer.finish();
+      const bool whole = run.mode == ReduceMode::kAllReduce;
+      const at::Tensor& out = whole ? p.tensors[0].external_grad : reducer.shard(1);
+      const bool mine = whole || launch.rank == 0;
+      require(out.isnan().any().item<bool>() == mine, "NaN in place of an incomplete sum");
+      group->close();
+      return std::string();
+    });
+    for (const RankResult& rank : ranks) EXPECT_EQ(rank.exit_code, 0) << rank.text;
+  }
+}
+
+TEST(Reducer, RowsThatDoNotFillATableAreNamed) {
+  EXPECT_THAT(error_of([] {
+                Params p;
+                p.add("table", 36, GradSource::kExternal);
+                p.specs[0].row_length = 3;
+                p.specs[0].touched_rows = 5;
+                p.plan(1);
+                p.specs[0].row_length = 5;
+                p.plan(1);
+              }),
+              HasSubstr("'table' of 36 elements has rows of 5 and touches 5"));
+}
+
 // Different start values become rank 0's, and a parameter is the same object, inside the flat
 // weights, after ZeRO-1 took it over.
 TEST(Reducer, FirstRanksValuesAndFlatWeights) {

@@ -73,6 +73,26 @@ TEST(TrainTwoRanks, NarrowGradientsAreSummedInTheWiderType) {
   }
 }
 
+// Gradients that are sent as they are and added up in the wider type on the way are the same bits
+// as those that are converted before. What moves and what is held is as planned (train_mlp).
+TEST(TrainTwoRanks, GradientsThatAreWidenedOnTheWayAreTheSameBits) {
+  for (const int64_t world : {2, 3}) {
+    for (const Strategy strategy : {Strategy::kDdp, Strategy::kZero1}) {
+      for (const at::ScalarType dtype : {at::kBFloat16, at::kFloat}) {
+        TrainOptions options;
+        options.strategy = strategy;
+        options.dtype = dtype;
+        options.buffers = GradientBuffers::kHandedOver;
+        const TrainResult before = train_ranks(world, options);
+        options.buffers = GradientBuffers::kHandedOverOnce;
+        EXPECT_EQ(train_ranks(world, options).pack(), before.pack()) << world;
+        options.widening = true;
+        EXPECT_EQ(train_ranks(world, options).pack(), before.pack()) << world;
+      }
+    }
+  }
+}
+
 // Every kept-or-gathered-again choice, with accumulation and with units computed again.
 TEST(TrainTwoRanks, FsdpFollowsTheSingleProcess) {
   const TrainResult reference = train_ranks(1, {});

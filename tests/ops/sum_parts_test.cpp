@@ -13,13 +13,19 @@ namespace {
 
 using namespace testing;  // op_support
 
+struct Types {
+  at::ScalarType part, sum;
+};
+constexpr Types kTypes[] = {
+    {at::kFloat, at::kFloat}, {at::kBFloat16, at::kBFloat16}, {at::kBFloat16, at::kFloat}};
+
 // In the order of the parts, as numbers one by one.
 TEST(SumParts, AddsInOrder) {
-  for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+  for (const auto& [type, sum_type] : kTypes) {
     for (const int64_t num_parts : {1, 2, 3, 8}) {
       std::vector<at::Tensor> parts;
       for (int64_t p = 0; p < num_parts; ++p) parts.push_back(random({29}, type));
-      const at::Tensor out = at::empty({29}, type);
+      const at::Tensor out = at::empty({29}, sum_type);
       const auto divisor = static_cast<float>(num_parts);
       sum_parts(out, parts, divisor, 4);
       const at::Tensor values = out.to(at::kFloat);
@@ -29,7 +35,7 @@ TEST(SumParts, AddsInOrder) {
           const float value = parts[static_cast<size_t>(p)][i].item<float>() / divisor;
           sum = p == 0 ? value : sum + value;
         }
-        const float expected = at::empty({1}, type).fill_(sum).item<float>();
+        const float expected = at::empty({1}, sum_type).fill_(sum).item<float>();
         EXPECT_EQ(values[i].item<float>(), expected) << num_parts << " " << i;
       }
     }
@@ -40,7 +46,8 @@ TEST(SumParts, RefusesWhatDoesNotFit) {
   const at::Tensor a = at::empty({8}), b = at::empty({9});
   EXPECT_THROW(sum_parts(a, {}, 1, 1), ShapeError);
   EXPECT_THROW(sum_parts(a, {a, b}, 1, 1), ShapeError);
-  EXPECT_THROW(sum_parts(a, {a.to(at::kBFloat16)}, 1, 1), ShapeError);
+  EXPECT_THROW(sum_parts(a.to(at::kBFloat16), {a}, 1, 1), ShapeError);
+  EXPECT_THROW(sum_parts(a, {a, a.to(at::kBFloat16)}, 1, 1), ShapeError);
   EXPECT_THROW(sum_parts(a, {a}, 0, 1), ShapeError);
   EXPECT_THROW(sum_parts(a, std::vector<at::Tensor>(9, a), 1, 1), ShapeError);
   EXPECT_THROW(sum_parts(at::empty({4, 2}).t(), {a}, 1, 1), ShapeError);
@@ -48,7 +55,7 @@ TEST(SumParts, RefusesWhatDoesNotFit) {
 
 TEST(SumPartsGpu, SameBitsAsTheOracle) {
   if (!runtime::cuda_available()) GTEST_SKIP() << "no CUDA device";
-  for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+  for (const auto& [type, sum_type] : kTypes) {
     for (const int64_t num_parts : {1, 2, 3, 4, 5, 6, 7, 8}) {
       for (const int64_t count : {1, 7, 8, 1000, 123457, 1 << 20}) {
         for (const int64_t offset : {0, 3, 8}) {
@@ -59,7 +66,7 @@ TEST(SumPartsGpu, SameBitsAsTheOracle) {
             on_device.back().copy_(parts.back());
           }
           for (const double divisor : {1.0, static_cast<double>(num_parts)}) {
-            const at::Tensor expected = at::empty({count}, type);
+            const at::Tensor expected = at::empty({count}, sum_type);
             sum_parts(expected, parts, divisor, 1);
             const at::Tensor out = at::empty({count}, expected.options().device(at::kCUDA));
             sum_parts(out, on_device, divisor, 24);

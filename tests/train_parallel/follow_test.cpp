@@ -83,6 +83,28 @@ TEST_F(ParallelFollow, ReshardingKeepsTheBits) {
   }
 }
 
+// A table so large that its gradient is exchanged as lists of rows, and one process.
+TEST_F(ParallelFollow, RowsOfATable) {
+  const std::vector<std::string> large = {"perf.cpu_oracles=true",
+                                          "model.paligemma_config.vocab_size=3000"};
+  for (const char* passes : {"train.micro_batch=4", "train.micro_batch=2"}) {
+    auto base = large;
+    base.push_back(passes);
+    const auto one = run(fmt::format("one_{}", passes), 1, base);
+    for (const char* strategy : {"ddp", "zero1"}) {
+      auto more = base;
+      more.push_back(fmt::format("parallel.strategy={}", strategy));
+      const std::string name = fmt::format("{}_{}", strategy, passes);
+      const auto two = run(name, 2, more);
+      fmt::print("{} {:.2g}\n", name, worst_error(two, one));
+      EXPECT_LE(worst_error(two, one), kFp32LossBound) << name;
+      for (const char* file : {"model", "state"}) {
+        EXPECT_LE(distance(name, fmt::format("one_{}", passes), file), kFp32StateBound) << name;
+      }
+    }
+  }
+}
+
 TEST_F(ParallelFollow, Bf16) {
   const std::vector<std::string> bf16 = {"train.dtype=bf16", "train.micro_batch=4"};
   const auto one = run("one", 1, bf16);

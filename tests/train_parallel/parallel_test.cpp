@@ -138,7 +138,8 @@ TEST(ParallelPlan, FlatWeightsKeepStacksTogether) {
     recipe.model->bind_dataset(*open_dataset(recipe));
     const auto policy = recipe.family->build(*recipe.model, build_options(recipe, at::kCPU));
     const auto stacks = stacks_of(*policy);
-    const ReplicatedSync sync(group->world(), recipe.parallel, GraphMode::kNone, *policy);
+    const ReplicatedSync sync(group->world(), recipe.parallel, GraphMode::kNone, StepSize{},
+                              *policy);
     std::string text = stacks.size() > 5 ? "" : "few stacks ";
     const auto first = [](const at::Tensor& t) { return t.storage().data(); };
     for (const auto& stack : stacks) {
@@ -169,7 +170,8 @@ TEST(ParallelPlan, WeightsAreWaitedForUnitByUnit) {
     const auto policy = recipe.family->build(*recipe.model, build_options(recipe, at::kCPU));
     policy->initialise(1, {});
     const auto make = [&](GraphMode graph) {
-      return std::make_unique<ReplicatedSync>(group->world(), recipe.parallel, graph, *policy);
+      return std::make_unique<ReplicatedSync>(group->world(), recipe.parallel, graph, StepSize{},
+                                              *policy);
     };
     auto sync = make(GraphMode::kNone);
     const auto counts = [&] {  // gathers launched, and waited for
@@ -243,7 +245,7 @@ TEST(ParallelPlan, BucketsAreCompleteInTheirOrder) {
       policy->loss(*batch, {1, 2}).loss.backward();
       std::string text;
       const dist::BucketPlan plan =
-          plan_gradients(parameters_to_plan(*policy).specs, recipe.parallel, 2);
+          plan_gradients(parameters_to_plan(*policy, 0).specs, recipe.parallel, 2);
       int64_t latest = -1, blocked = 0;
       std::string last, names;
       for (const dist::Bucket& bucket : plan.buckets) {
@@ -339,8 +341,8 @@ TEST(ParallelMetrics, BytesAreThoseOfThePlan) {
       const Recipe recipe = testing::tiny_pi05(root / "run", overrides);
       recipe.model->bind_dataset(*open_dataset(recipe));
       const auto policy = recipe.family->build(*recipe.model, build_options(recipe, at::kCPU));
-      const dist::BucketPlan buckets =
-          plan_gradients(parameters_to_plan(*policy).specs, recipe.parallel, c.world_size);
+      const dist::BucketPlan buckets = plan_gradients(
+          parameters_to_plan(*policy, 8 / c.world_size).specs, recipe.parallel, c.world_size);
       dist::CostOptions cost;
       cost.strategy = dist::parse_strategy(c.strategy);
       cost.micro_batches = 8 / c.world_size;

@@ -13,9 +13,9 @@ namespace {
 
 constexpr int kThreads = 512;
 
-template <class T>
+template <class T, class Out>
 struct Pointers {
-  T* out;
+  Out* out;
   const T* parts[kMaxParts];
 };
 
@@ -25,9 +25,9 @@ __device__ __forceinline__ float scaled(float value, float scale) {
   return kDivide ? __fdiv_rn(value, scale) : value * scale;
 }
 
-template <class T, int kParts, int N, bool kDivide>
+template <class T, class Out, int kParts, int N, bool kDivide>
 __global__ void __launch_bounds__(kThreads)
-    sum_parts_kernel(Pointers<T> at, float scale, int64_t begin, int64_t num_runs) {
+    sum_parts_kernel(Pointers<T, Out> at, float scale, int64_t begin, int64_t num_runs) {
   // 64 registers of loads in flight at most, so that two blocks fit a multiprocessor.
   constexpr int kBytes = N * static_cast<int>(sizeof(T)) * kParts;
   constexpr int kPerThread = N == 1 ? 4 : kBytes <= 64 ? 4 : kBytes <= 128 ? 2 : 1;
@@ -63,39 +63,39 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-template <class T, int kParts, int N, bool kDivide>
-void launch(const Pointers<T>& at, const SumPartsArgs& args, int64_t begin, int64_t num_runs,
+template <class T, class Out, int kParts, int N, bool kDivide>
+void launch(const Pointers<T, Out>& at, const SumPartsArgs& args, int64_t begin, int64_t num_runs,
             cudaStream_t stream) {
   if (num_runs == 0) return;
   const int64_t blocks = std::min<int64_t>(args.max_blocks, pack::ceil_div(num_runs, kThreads));
   const float scale = kDivide ? args.divisor : 1 / args.divisor;
-  sum_parts_kernel<T, kParts, N, kDivide>
+  sum_parts_kernel<T, Out, kParts, N, kDivide>
       <<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(at, scale, begin, num_runs);
 }
 
-template <class T, int kParts, bool kDivide>
+template <class T, class Out, int kParts, bool kDivide>
 void sum(const SumPartsArgs& args, cudaStream_t stream) {
-  Pointers<T> at{static_cast<T*>(args.out), {}};
+  Pointers<T, Out> at{static_cast<Out*>(args.out), {}};
   bool wide = pack::aligned16(args.out);
   for (int p = 0; p < kParts; ++p) {
     at.parts[p] = static_cast<const T*>(args.parts[p]);
     wide = wide && pack::aligned16(args.parts[p]);
   }
   const int64_t runs = wide ? args.count / pack::kWide : 0;
-  launch<T, kParts, pack::kWide, kDivide>(at, args, 0, runs, stream);
-  launch<T, kParts, 1, kDivide>(at, args, runs * pack::kWide, args.count - runs * pack::kWide,
-                                stream);
+  launch<T, Out, kParts, pack::kWide, kDivide>(at, args, 0, runs, stream);
+  launch<T, Out, kParts, 1, kDivide>(at, args, runs * pack::kWide, args.count - runs * pack::kWide,
+                                     stream);
 }
 
-template <class T, int kParts>
+template <class T, class Out, int kParts>
 void sum_of(const SumPartsArgs& args, cudaStream_t stream) {
   if constexpr (kParts > kMaxParts) {
     return;
   } else {
-    if (args.num_parts != kParts) return sum_of<T, kParts + 1>(args, stream);
+    if (args.num_parts != kParts) return sum_of<T, Out, kParts + 1>(args, stream);
     int exponent = 0;
     const bool power = std::frexp(args.divisor, &exponent) == 0.5f;
-    power ? sum<T, kParts, false>(args, stream) : sum<T, kParts, true>(args, stream);
+    power ? sum<T, Out, kParts, false>(args, stream) : sum<T, Out, kParts, true>(args, stream);
   }
 }
 
@@ -107,10 +107,14 @@ cudaError_t sum_parts(const SumPartsArgs& args, cudaStream_t stream) {
     return cudaErrorInvalidValue;
   }
   if (args.count == 0) return cudaSuccess;
+  const bool wide_out = args.out_type == ElementType::kFloat32;
   if (args.type == ElementType::kFloat32) {
-    sum_of<float, 1>(args, stream);
+    if (!wide_out) return cudaErrorInvalidValue;
+    sum_of<float, float, 1>(args, stream);
+  } else if (wide_out) {
+    sum_of<__nv_bfloat16, float, 1>(args, stream);
   } else {
-    sum_of<__nv_bfloat16, 1>(args, stream);
+    sum_of<__nv_bfloat16, __nv_bfloat16, 1>(args, stream);
   }
   return cudaGetLastError();
 }

@@ -66,7 +66,8 @@ Pi05Policy::Pi05Policy(const Pi05Config& config, const BuildOptions& options)
     model_.embedding_grad = at::zeros_like(info.tensor);
     model_.embedding_flags =
         at::zeros({info.tensor.size(0)}, info.tensor.options().dtype(at::kByte));
-    info.row_sparse = RowSparseGrad{model_.embedding_grad, model_.embedding_flags};
+    info.row_sparse =
+        RowSparseGrad{model_.embedding_grad, model_.embedding_flags, model_.sizes().token_limit};
   }
 }
 

@@ -18,7 +18,10 @@ void sum_parts(const at::Tensor& out, const std::vector<at::Tensor>& parts, doub
            parts.size(), out.numel(), c10::toString(type), divisor, max_blocks);
   for (size_t p = 0; p < parts.size(); ++p) {
     const at::Tensor& part = parts[p];
-    LS_CHECK(part.scalar_type() == type && part.numel() == out.numel() && part.is_contiguous() &&
+    const bool fits =
+        part.scalar_type() == parts.front().scalar_type() &&
+        (part.scalar_type() == type || (part.scalar_type() == at::kBFloat16 && type == at::kFloat));
+    LS_CHECK(fits && part.numel() == out.numel() && part.is_contiguous() &&
                  part.device() == out.device(),
              ShapeError, "sum_parts: part {} is {} elements of {} on {}, the sum {} of {} on {}", p,
              part.numel(), c10::toString(part.scalar_type()), part.device().str(), out.numel(),

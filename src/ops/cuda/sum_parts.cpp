@@ -13,7 +13,8 @@ void sum_parts_device(const at::Tensor& out, const std::vector<at::Tensor>& part
                       int64_t max_blocks) {
   const c10::cuda::CUDAGuard guard(out.device());
   kernels::SumPartsArgs args;
-  args.type = element_of("sum_parts", out);
+  args.type = element_of("sum_parts", parts.front());
+  args.out_type = element_of("sum_parts", out);
   args.out = out.mutable_data_ptr();
   for (const at::Tensor& part : parts) args.parts[args.num_parts++] = part.const_data_ptr();
   args.divisor = static_cast<float>(divisor);

@@ -1,0 +1,57 @@
+#pragma once
+// The mean over the ranks of a gradient table of which each rank has touched few rows: every rank
+// packs its rows into a list, all get all lists, and each adds them up in rank order. What moves
+// goes by the rows, not by the table.
+//
+//   RowExchange rows(communicator, grad, flags, most_rows);
+//   communicator.share(rows.exchanged());
+//   for each step:
+//     (backward passes add to `grad` and set flags)
+//     rows.send(/*clear=*/false, "bucket 7");
+//     rows.wait();
+//     rows.add_up(out, 0);
+//
+// All buffers are made in the constructor and stay where they are, so a step can be captured in a
+// CUDA graph where the backend can.
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "dist/communicator.h"
+
+namespace longship::dist {
+
+class RowExchange {
+ public:
+  /// grad [V, C] fp32 or bf16 and flags [V] uint8, contiguous, on the device of the group: rows
+  /// with flag 0 hold zeros, and at most `most_rows` of a rank hold anything else in a step. Should
+  /// more do so, the sums are NaN. Ranks agree on V, C and most_rows.
+  RowExchange(Communicator& communicator, at::Tensor grad, at::Tensor flags, int64_t most_rows);
+
+  /// What is exchanged in every step, for Communicator::share().
+  std::vector<at::Tensor> exchanged() const { return {values_, numbers_}; }
+  /// Packs this rank's rows and begins to gather all lists ("grad"). `clear`: the rows become zeros
+  /// in the table.
+  void send(bool clear, const std::string& detail);
+  void wait();
+  /// After wait(). out [n] 1-D fp32 or bf16: elements [begin, begin + n) of the means, in the order
+  /// of the table; those of rows that no rank has touched stay as they are. Sets the flags of all
+  /// rows that any rank has touched.
+  void add_up(const at::Tensor& out, int64_t begin);
+
+  /// Of the buffers.
+  int64_t bytes() const;
+
+ private:
+  Communicator& communicator_;
+  at::Tensor grad_, flags_;
+  at::Tensor values_;   // [W, K, C] as the table
+  at::Tensor numbers_;  // [W, K + 1] int32: rows, and how many
+  at::Tensor places_;   // [W, V] int32: where a row is in each list
+  Handle values_handle_, numbers_handle_;
+};
+
+}  // namespace longship::dist
