@@ -3,7 +3,6 @@
 #include <ATen/ops/empty.h>
 #include <fmt/core.h>
 
-#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
@@ -118,8 +117,7 @@ CollectiveCounter& CollectiveCounter::operator+=(const CollectiveCounter& other)
 }
 
 int64_t widened_all_reduce_bytes(int64_t world_size, int64_t input_bytes, int64_t output_bytes) {
-  const int64_t parts = (world_size - 1) * (input_bytes + output_bytes) / world_size;
-  return std::min(parts, (world_size - 1) * input_bytes);
+  return (world_size - 1) * (input_bytes + output_bytes) / world_size;
 }
 
 std::map<std::string, CollectiveCounter> difference(

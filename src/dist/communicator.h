@@ -30,9 +30,9 @@ std::string_view collective_name(CollectiveKind kind);  // "all_reduce", ...
 ///   all_reduce 2 (W - 1) / W * n; reduce_scatter, all_gather (W - 1) / W * n;
 ///   broadcast (W - 1) / W * n, the mean over the ranks; barrier 0
 int64_t ring_bytes(CollectiveKind kind, int64_t world_size, int64_t num_bytes);
-/// The same of an all-reduce whose inputs are narrower than its result (all_reduce_into): the least
-/// of the parts of all inputs and then of the result, (W - 1) / W * (input + output), and of whole
-/// inputs, (W - 1) * input. Bytes of a whole input and of the result.
+/// The same of an all-reduce whose inputs are narrower than its result (all_reduce_into): parts of
+/// the inputs, then of the result, (W - 1) / W * (input + output). Bytes of a whole input and of
+/// the result.
 int64_t widened_all_reduce_bytes(int64_t world_size, int64_t input_bytes, int64_t output_bytes);
 
 /// Totals of the collectives of one name.

@@ -1,6 +1,7 @@
 #include "dist/ddp.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/core.h>
 #include <torch/csrc/autograd/function_hook.h>
@@ -11,6 +12,7 @@
 #include "base/error.h"
 #include "base/strings.h"
 #include "ops/convert.h"
+#include "ops/gradient_place.h"
 
 namespace longship::dist {
 
@@ -124,6 +126,7 @@ void GradReducer::share_buckets() {
 }
 
 GradReducer::~GradReducer() {
+  ops::withdraw_gradient_places(this);
   for (size_t i = 0; i < params_.size(); ++i) {
     const GradSource source = plan_.params[i].source;
     if (source != GradSource::kBackward && source != GradSource::kUnused) continue;
@@ -210,6 +213,43 @@ void GradReducer::take_over(size_t param) {
   grad = at::Tensor();
 }
 
+// Products write the gradients of weights where they are sent from.
+void GradReducer::offer_places() {
+  std::vector<ops::GradientPlace> places;
+  for (size_t p = 0; p < params_.size(); ++p) {
+    const at::Tensor &param = params_[p].param, &view = views_[p];
+    const bool direct = plan_.params[p].source == GradSource::kBackward && param.dim() > 1 &&
+                        view.scalar_type() == param.scalar_type();
+    if (direct) places.push_back({param.detach(), view});
+  }
+  ops::offer_gradient_places(this, places);
+}
+
+// The gradient of a step's one pass, where it is until its bucket is complete.
+void GradReducer::keep_apart(size_t param) {
+  at::Tensor& grad = params_[param].param.mutable_grad();
+  if (grad.data_ptr() != views_[param].data_ptr()) {
+    BucketState& bucket =
+        buckets_[static_cast<size_t>(plan_.bucket_of(static_cast<int64_t>(param)))];
+    bucket.apart.push_back(grad);
+    bucket.places.push_back(views_[param]);
+  }
+  grad = at::Tensor();
+}
+
+void GradReducer::copy_apart(BucketState& bucket) {
+  if (bucket.apart.empty()) return;
+  if (bucket.apart.front().scalar_type() == bucket.flat.scalar_type()) {
+    at::_foreach_copy_(bucket.places, bucket.apart);
+  } else {
+    for (size_t i = 0; i < bucket.apart.size(); ++i) {
+      ops::convert_into(bucket.places[i], bucket.apart[i], /*add=*/false);
+    }
+  }
+  bucket.apart.clear();
+  bucket.places.clear();
+}
+
 // The same for gradients that stay where they are, of the pass begun last.
 void GradReducer::add_pass(BucketState& bucket) const {
   const at::NoGradGuard no_grad;
@@ -239,6 +279,7 @@ void GradReducer::begin_micro_batch(bool last) {
     bucket.flat.zero_();
   }
   ++num_passes_;
+  if (collect_ == GradientBuffers::kHandedOverOnce) offer_places();
   std::fill(ready_.begin(), ready_.end(), 0);
   for (BucketState& bucket : buckets_) bucket.missing = bucket.expected;
   sending_ = last;
@@ -256,7 +297,9 @@ void GradReducer::gradient_ready(int64_t param) {
            "reducer: parameter '{}' got a second gradient in one backward pass, after it was "
            "counted as complete",
            spec.name);
-  if (collect_ != GradientBuffers::kStay) {
+  if (collect_ == GradientBuffers::kHandedOverOnce) {
+    keep_apart(p);
+  } else if (collect_ == GradientBuffers::kHandedOver) {
     take_over(p);
   } else {
     LS_CHECK(params_[p].param.grad().data_ptr() == views_[p].data_ptr(), InternalError,
@@ -296,6 +339,7 @@ void GradReducer::send(int64_t index) {
     bucket.rows->send(/*clear=*/mode_ == ReduceMode::kReduceScatter, detail);
     return;
   }
+  copy_apart(bucket);
   if (bucket.one_pass) {
     add_pass(bucket);
   } else if (!bucket.flat.is_same(bucket.wire)) {
@@ -339,6 +383,7 @@ void GradReducer::finish() {
     for (BucketState& bucket : buckets_) bucket.missing = 0;
     send_complete(/*include_external=*/true);
     sending_ = false;
+    ops::withdraw_gradient_places(this);
   }
   {
     const WaitTime together(communicator_);

@@ -67,7 +67,10 @@ enum class GradientBuffers {
   kHandedOver,      // autograd's own buffers are added to a bucket of the dtype that is sent, or of
                     // their own where that is wider, and dropped: less memory and traffic
   kHandedOverOnce,  // the same for steps of one pass: where the communicator widens, buckets keep
-                    // the gradients' own dtype, and what is sent is added up in the wider one
+                    // the gradients' own dtype, and what is sent is added up in the wider one.
+                    // Weights whose gradients keep their dtype have their places in the buckets
+                    // offered (ops/gradient_place.h): what a product has written there is not
+                    // copied, and the rest of a bucket is copied at once when that is complete
 };
 
 class GradReducer {
@@ -119,9 +122,11 @@ class GradReducer {
     bool stays = false;     // gradients are views of `flat` during the passes
     bool one_pass = false;  // `flat` has the gradients of one pass only: `wire` is wider
     std::unique_ptr<RowExchange> rows;  // moves lists of the table's rows in place of `wire`
-    at::Tensor shard;                   // kReduceScatter
-    int64_t expected = 0;               // gradients that the backward pass gives
-    int64_t missing = 0;                // of them, not there yet in this micro-batch
+    // kHandedOverOnce: gradients that lie elsewhere, and where they belong.
+    std::vector<at::Tensor> apart, places;
+    at::Tensor shard;      // kReduceScatter
+    int64_t expected = 0;  // gradients that the backward pass gives
+    int64_t missing = 0;   // of them, not there yet in this micro-batch
     Handle handle;
   };
   const BucketState& state(int64_t index) const { return buckets_[static_cast<size_t>(index)]; }
@@ -134,6 +139,9 @@ class GradReducer {
   void send_complete(bool include_external);
   void send(int64_t index);
   void take_over(size_t param);
+  void offer_places();
+  void keep_apart(size_t param);
+  static void copy_apart(BucketState& bucket);
   void add_pass(BucketState& bucket) const;
   void point_at_means();
   void add_up_rows();

@@ -77,7 +77,8 @@ Fsdp::Fsdp(const FsdpGroups& groups, std::vector<ParamSpec> specs, std::vector<R
       params_(checked(plan_, std::move(params))),
       alone_(groups.shard.world_size() == 1),
       weights_(groups.shard, plan_, params_, options.reshard == Reshard::kAfterForward),
-      grads_(groups.shard, real_replicas(groups), plan_, params_, options.reduce_dtype) {
+      grads_(groups.shard, real_replicas(groups), plan_, params_, options.reduce_dtype,
+             options.single_pass) {
   passes_.resize(plan_.units.size());
   make_slices();
   for (size_t i = 0; i < params_.size(); ++i) {
@@ -223,6 +224,7 @@ void Fsdp::enter_backward(int64_t unit) {
   while (next > 0 && !in_backward(next)) --next;
   if (next > 0) prefetch(next);
   pass(unit).begun = true;
+  grads_.offer_places(unit);
 }
 
 void Fsdp::leave_backward(int64_t unit) {

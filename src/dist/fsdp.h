@@ -42,8 +42,8 @@
 // units.
 //
 // External gradients (GradSource::kExternal, a token table's rows) stay whole on every rank, where
-// the backward pass adds to them, and are averaged once a step. Which rows are touched does not
-// matter here: the optimizer sees a dense slice, in which untouched rows are zeros.
+// the backward pass adds to them, and are averaged once a step; of a table that exchanges rows only
+// these move. The optimizer sees a dense slice, in which untouched rows are zeros.
 //
 // One rank alone: no hooks (hooks() is null), no copies; the shards are the weights and gradients
 // are views of flat tensors. Replicas (HSDP) hold the same shards; they average gradients once a
@@ -78,6 +78,8 @@ struct FsdpOptions {
   Reshard reshard = Reshard::kAfterForward;
   at::ScalarType reduce_dtype = at::kFloat;  // of gradients on the wire: fp32 or bf16
   bool prefetch = true;                      // gather the next unit while one is at work
+  bool single_pass = false;  // every step has one micro-batch: where the group widens, gradients
+                             // are sent in their own dtype and added up in reduce_dtype
 };
 
 class Fsdp final : private nn::UnitHooks {
@@ -133,6 +135,8 @@ class Fsdp final : private nn::UnitHooks {
   void visit_whole(const std::function<void(const ParamSpec&, const at::Tensor& whole)>& visit);
 
   const ShardPlan& plan() const { return plan_; }
+  /// Whether gradients are sent as they are and added up in the wider type (single_pass).
+  bool widens() const { return grads_.widens(); }
   /// Bytes held: shards; gathered weights; gradients; wire buffers.
   int64_t shard_bytes() const { return weights_.shard_bytes(); }
   int64_t gathered_bytes() const { return weights_.buffer_bytes(); }

@@ -24,10 +24,6 @@ ElementRange all_reduce_part(int64_t numel, int64_t world_size, int64_t rank) {
   return {std::min(numel, rank * part), std::min(numel, (rank + 1) * part)};
 }
 
-bool adds_up_whole(int64_t world_size, int64_t input_bytes, int64_t output_bytes) {
-  return world_size * input_bytes < input_bytes + output_bytes;
-}
-
 ElementRange even_part(int64_t numel, int64_t world_size, int64_t rank) {
   const int64_t part = numel / world_size;
   return {rank * part, (rank + 1) * part};

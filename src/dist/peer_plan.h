@@ -17,10 +17,6 @@ struct ElementRange {
 /// of whole runs of kPeerAlign elements; the last ones may be shorter, or empty.
 constexpr int64_t kPeerAlign = 64;
 ElementRange all_reduce_part(int64_t numel, int64_t world_size, int64_t rank);
-/// Whether an all-reduce of inputs that are narrower than its result moves less when every rank
-/// adds up the whole tensor from all inputs, and not its part to send the wider result around: 2
-/// ranks for bf16 into fp32. Sizes of an element.
-bool adds_up_whole(int64_t world_size, int64_t input_bytes, int64_t output_bytes);
 /// Of a reduce-scatter and an all-gather: exactly numel / world_size elements.
 ElementRange even_part(int64_t numel, int64_t world_size, int64_t rank);
 

@@ -97,7 +97,8 @@ class PeerTransport : public Transport {
   std::unique_ptr<Pending> over_nccl(Start&& start);
   Pointers shared(const at::Tensor& tensor) const;
   Pointers to_add(const at::Tensor& tensor, ReduceOp op) const;
-  void gather_parts(const at::Tensor& tensor, const Pointers& at) const;
+  void reduce_and_gather(const at::Tensor& output, const Pointers& outputs, const at::Tensor& input,
+                         const Pointers& inputs, ReduceOp op) const;
   void copy(void* target, const void* source, int64_t bytes) const;
   void add_up(const at::Tensor& out, const at::Tensor& own, const Pointers& at, ElementRange part,
               ReduceOp op) const;
@@ -228,50 +229,37 @@ void PeerTransport::add_up(const at::Tensor& out, const at::Tensor& own, const P
 std::unique_ptr<Pending> PeerTransport::all_reduce(at::Tensor tensor, ReduceOp op) {
   const Pointers at = to_add(tensor, op);
   if (at.empty()) return over_nccl([&] { return nccl_->all_reduce(tensor, op); });
-  return run([&] {
-    const ElementRange own = all_reduce_part(tensor.numel(), world_size_, rank_);
-    ops::meet(memory_->place(), device_);
-    // Nobody reads this rank's part of its own tensor before the next meeting.
-    add_up(tensor.narrow(0, own.begin, own.count()), tensor, at, own, op);
-    ops::meet(memory_->place(), device_);
-    gather_parts(tensor, at);
-    ops::meet(memory_->place(), device_);
-  });
-}
-
-// Every rank has added up its part of `tensor`; `at`: where the tensor is on each of them.
-void PeerTransport::gather_parts(const at::Tensor& tensor, const Pointers& at) const {
-  const auto element = static_cast<int64_t>(tensor.element_size());
-  for (const int64_t peer : peer_order(world_size_, rank_)) {
-    const ElementRange part = all_reduce_part(tensor.numel(), world_size_, peer);
-    copy(at[static_cast<size_t>(rank_)] + part.begin * element,
-         at[static_cast<size_t>(peer)] + part.begin * element, part.count() * element);
-  }
+  return run([&] { reduce_and_gather(tensor, at, tensor, at, op); });
 }
 
 std::unique_ptr<Pending> PeerTransport::all_reduce_into(at::Tensor output, at::Tensor input,
                                                         ReduceOp op) {
-  const bool whole = adds_up_whole(world_size_, static_cast<int64_t>(input.element_size()),
-                                   static_cast<int64_t>(output.element_size()));
-  const Pointers inputs = to_add(input, op);
-  const Pointers outputs = whole ? Pointers{} : shared(output);
-  if (inputs.empty() || (!whole && outputs.empty())) {
+  const Pointers inputs = to_add(input, op), outputs = shared(output);
+  if (inputs.empty() || outputs.empty()) {
     return run([&] {
       output.copy_(input);
       nccl_->all_reduce(output, op)->wait();
     });
   }
-  return run([&] {
-    const ElementRange own =
-        whole ? ElementRange{0, input.numel()} : all_reduce_part(input.numel(), world_size_, rank_);
-    ops::meet(memory_->place(), device_);
-    add_up(output.narrow(0, own.begin, own.count()), input, inputs, own, op);
-    if (!whole) {
-      ops::meet(memory_->place(), device_);
-      gather_parts(output, outputs);
-    }
-    ops::meet(memory_->place(), device_);
-  });
+  return run([&] { reduce_and_gather(output, outputs, input, inputs, op); });
+}
+
+// `inputs`, `outputs`: where `input` and `output`, which may be one tensor, are on each rank.
+void PeerTransport::reduce_and_gather(const at::Tensor& output, const Pointers& outputs,
+                                      const at::Tensor& input, const Pointers& inputs,
+                                      ReduceOp op) const {
+  const auto element = static_cast<int64_t>(output.element_size());
+  const ElementRange own = all_reduce_part(input.numel(), world_size_, rank_);
+  ops::meet(memory_->place(), device_);
+  // Nobody reads this rank's part of its own tensor before the next meeting.
+  add_up(output.narrow(0, own.begin, own.count()), input, inputs, own, op);
+  ops::meet(memory_->place(), device_);
+  for (const int64_t peer : peer_order(world_size_, rank_)) {
+    const ElementRange part = all_reduce_part(output.numel(), world_size_, peer);
+    copy(outputs[static_cast<size_t>(rank_)] + part.begin * element,
+         outputs[static_cast<size_t>(peer)] + part.begin * element, part.count() * element);
+  }
+  ops::meet(memory_->place(), device_);
 }
 
 std::unique_ptr<Pending> PeerTransport::reduce_scatter(at::Tensor output, at::Tensor input,

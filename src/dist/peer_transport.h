@@ -10,7 +10,6 @@
 //
 //   all_reduce       meet; every rank copies its part from all others and adds up in rank order,
 //                    in fp32; meet; every rank copies the other parts; meet
-//                    bf16 into fp32 between two ranks: meet; copy and add up the whole; meet
 //   reduce_scatter   meet; copy and add up; meet
 //   all_gather       meet; copy; meet
 //

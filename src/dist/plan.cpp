@@ -118,6 +118,16 @@ bool sums_are_wider(const BucketPlan& plan, const Bucket& bucket) {
          plan.options.reduce_dtype == c10::ScalarType::Float;
 }
 
+bool exchanges_rows(const ShardPlan& plan, const UnitShard& space) {
+  const auto& first = plan.params[static_cast<size_t>(space.slots.front().param)];
+  return space.slots.size() == 1 && exchanges_rows(first, plan.shard_size);
+}
+
+bool sums_are_wider(const UnitShard& space, c10::ScalarType reduce_dtype) {
+  return !space.external && space.grad_dtype == c10::ScalarType::BFloat16 &&
+         reduce_dtype == c10::ScalarType::Float;
+}
+
 RowListBytes row_list_bytes(const ParamSpec& spec) {
   return {spec.touched_rows * spec.row_length * size_of(spec.gradient_dtype()),
           (spec.touched_rows + 1) * size_of(c10::ScalarType::Int)};

@@ -89,9 +89,9 @@ struct BucketPlan {
   bool operator==(const BucketPlan&) const;
 };
 
-/// Whether ddp and zero1 exchange the gradient of a table as lists of the rows that each rank has
-/// touched (row_exchange.h), and not whole: where the lists of all ranks have room for at most half
-/// of its rows.
+/// Whether the gradient of a table is exchanged as lists of the rows that each rank has touched
+/// (row_exchange.h), and not whole: where the lists of all ranks have room for at most half of its
+/// rows.
 bool exchanges_rows(const ParamSpec& spec, int64_t world_size);
 /// Bytes of one rank's list of such a table: its rows, and their numbers with their count.
 struct RowListBytes {
@@ -100,6 +100,10 @@ struct RowListBytes {
 RowListBytes row_list_bytes(const ParamSpec& spec);
 /// Whether a bucket is one table that exchanges rows.
 bool exchanges_rows(const BucketPlan& plan, const Bucket& bucket);
+struct ShardPlan;
+struct UnitShard;
+/// Whether a flat space is one table that exchanges rows in its shard group.
+bool exchanges_rows(const ShardPlan& plan, const UnitShard& space);
 
 /// Throws ConfigError naming the parameter or option: an empty or negative size, a name given
 /// twice, a bucket size below 1, a reduction dtype other than fp32 and bf16, or a gradient that is
@@ -109,6 +113,8 @@ BucketPlan plan_buckets(std::vector<ParamSpec> params, const PlanOptions& option
 /// Whether the gradients of a bucket are narrower than the type in which they are added up, so that
 /// a transport that widens can take them as they are.
 bool sums_are_wider(const BucketPlan& plan, const Bucket& bucket);
+/// The same of a flat space that is added up in `reduce_dtype`.
+bool sums_are_wider(const UnitShard& space, c10::ScalarType reduce_dtype);
 
 /// Part of one parameter that one rank owns under ZeRO-1.
 struct OwnedSlice {
@@ -190,8 +196,9 @@ struct CostOptions {
   Reshard reshard = Reshard::kAfterForward;
   bool ema = false;             // moving average of the weights, fp32
   bool gradients_stay = false;  // ddp, zero1: GradientBuffers::kStay of ddp.h
-  bool widened =
-      false;  // ddp, zero1: GradientBuffers::kHandedOverOnce over a transport that widens
+  /// Over a transport that widens: GradientBuffers::kHandedOverOnce of ddp.h, or
+  /// FsdpOptions::single_pass.
+  bool widened = false;
 };
 
 /// Communication of one optimizer step of one rank, by the names of the counters (communicator.h):

@@ -46,6 +46,21 @@ bool widened(const BucketPlan& plan, const Bucket& bucket, const CostOptions& op
   return options.widened && sums_are_wider(plan, bucket);
 }
 
+void count_rows(const ParamSpec& table, int64_t world_size,
+                std::map<std::string, CollectiveCounter>& out) {
+  const RowListBytes list = row_list_bytes(table);
+  count(out, "grad", CollectiveKind::kAllGather, world_size, world_size * list.values);
+  count(out, "grad", CollectiveKind::kAllGather, world_size, world_size * list.numbers);
+}
+
+// What RowExchange holds.
+int64_t row_exchange_bytes(const ParamSpec& table, int64_t world_size) {
+  const RowListBytes list = row_list_bytes(table);
+  // Where each row is in each list, besides.
+  const int64_t places = table.numel / table.row_length * size_of(c10::ScalarType::Int);
+  return world_size * (list.values + list.numbers + places);
+}
+
 void count_gradients(const BucketPlan& plan, const Bucket& bucket, const CostOptions& options,
                      std::map<std::string, CollectiveCounter>& out) {
   const int64_t world = plan.options.world_size;
@@ -53,10 +68,7 @@ void count_gradients(const BucketPlan& plan, const Bucket& bucket, const CostOpt
   const auto kind = zero1 ? CollectiveKind::kReduceScatter : CollectiveKind::kAllReduce;
   const int64_t sent = sent_bytes(plan, bucket);
   if (exchanges_rows(plan, bucket)) {
-    const RowListBytes list =
-        row_list_bytes(plan.params[static_cast<size_t>(bucket.slots.front().param)]);
-    count(out, "grad", CollectiveKind::kAllGather, world, world * list.values);
-    count(out, "grad", CollectiveKind::kAllGather, world, world * list.numbers);
+    count_rows(plan.params[static_cast<size_t>(bucket.slots.front().param)], world, out);
   } else if (widened(plan, bucket, options)) {
     const int64_t own = bucket.numel * size_of(bucket.grad_dtype);
     count_sent(out, "grad", own,
@@ -86,6 +98,12 @@ int64_t gathers(const ShardPlan& plan, size_t unit, const CostOptions& options) 
   return (once ? 1 : 2) * options.micro_batches;
 }
 
+// Of an element of a flat space as it is sent.
+int64_t sent_size(const BucketPlan& plan, const UnitShard& space, const CostOptions& options) {
+  const c10::ScalarType sum = plan.options.reduce_dtype;
+  return size_of(options.widened && sums_are_wider(space, sum) ? space.grad_dtype : sum);
+}
+
 void predict_sharded(const BucketPlan& plan, const CostOptions& options,
                      std::map<std::string, CollectiveCounter>& out) {
   const int64_t shard = shard_size(plan, options);
@@ -100,8 +118,13 @@ void predict_sharded(const BucketPlan& plan, const CostOptions& options,
             gathers(shards, u, options));
       if (!space.trainable) continue;
       // Every micro-batch, so that no rank keeps whole gradients; external ones are whole anyway.
-      count(out, "grad", CollectiveKind::kReduceScatter, shard, space.numel * wire,
-            space.external ? 1 : options.micro_batches);
+      if (exchanges_rows(shards, space)) {
+        count_rows(shards.params[static_cast<size_t>(space.slots.front().param)], shard, out);
+      } else {
+        count(out, "grad", CollectiveKind::kReduceScatter, shard,
+              space.numel * sent_size(plan, space, options),
+              space.external ? 1 : options.micro_batches);
+      }
       if (replicas > 1) {
         count(out, "grad replicas", CollectiveKind::kAllReduce, replicas,
               space.numel / shard * wire);
@@ -162,6 +185,11 @@ void predict_sharded_memory(const BucketPlan& plan, const CostOptions& options,
     if (replicas > 1 && !wide) out.reduce_buffers += space.numel / shard * wire;
     if (!space.external) continue;
     out.gradients += space.numel * size_of(space.grad_dtype);
+    if (exchanges_rows(shards, space)) {
+      out.reduce_buffers +=
+          row_exchange_bytes(shards.params[static_cast<size_t>(space.slots.front().param)], shard);
+      continue;
+    }
     if (space.grad_dtype != plan.options.reduce_dtype) out.reduce_buffers += space.numel * wire;
   }
   if (shard == 1) return;
@@ -171,7 +199,8 @@ void predict_sharded_memory(const BucketPlan& plan, const CostOptions& options,
     int64_t grad = 0;
     for (const int64_t s : shards.units[u].spaces) {
       const UnitShard& space = shards.spaces[static_cast<size_t>(s)];
-      if (space.trainable && !space.external) grad += space.numel * wire;
+      if (!space.trainable || space.external) continue;
+      grad += space.numel * sent_size(plan, space, options);
     }
     if (u == 0) {
       out.gathered += shards.units[u].numel_bytes;
@@ -262,12 +291,8 @@ MemoryForecast predict_memory(const BucketPlan& plan, const CostOptions& options
     const int64_t sent = sent_bytes(plan, bucket), own = bucket.numel * size_of(bucket.grad_dtype);
     if (zero1 && world > 1) out.reduce_buffers += sent / world;
     if (exchanges_rows(plan, bucket)) {
-      const ParamSpec& table = plan.params[static_cast<size_t>(bucket.slots.front().param)];
-      const RowListBytes list = row_list_bytes(table);
-      // Where each row is in each list, besides.
       out.reduce_buffers +=
-          world * (list.values + list.numbers +
-                   table.numel / table.row_length * size_of(c10::ScalarType::Int));
+          row_exchange_bytes(plan.params[static_cast<size_t>(bucket.slots.front().param)], world);
       out.gradients += own;
       continue;
     }

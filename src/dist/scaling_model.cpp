@@ -92,6 +92,15 @@ double moving_ms(CollectiveKind kind, int64_t wire_bytes, const RankGroup& group
   return best;
 }
 
+// Lists of a table's rows and of their numbers, when the backward pass has ended.
+void row_exchanges(const ParamSpec& table, const RankGroup& group, std::vector<Exchange>& out) {
+  const RowListBytes list = row_list_bytes(table);
+  for (const int64_t bytes : {list.values, list.numbers}) {
+    out.push_back({"grad", CollectiveKind::kAllGather, group.ranks * bytes, group, 1,
+                   Pass::kBackward, /*hidden=*/false});
+  }
+}
+
 void replicated_exchanges(const BucketPlan& plan, const CostOptions& options,
                           const RankGroup& world, std::vector<Exchange>& out) {
   const bool zero1 = options.strategy == Strategy::kZero1;
@@ -106,13 +115,10 @@ void replicated_exchanges(const BucketPlan& plan, const CostOptions& options,
     Exchange one{"grad", kind, sum_bytes, world, 1, Pass::kBackward};
     one.hidden = !bucket.external && b != last && !options.gradients_stay;
     if (exchanges_rows(plan, bucket)) {
-      const RowListBytes list =
-          row_list_bytes(plan.params[static_cast<size_t>(bucket.slots.front().param)]);
-      one.kind = CollectiveKind::kAllGather;
-      one.num_bytes = world.ranks * list.numbers;
-      out.push_back(one);
-      one.num_bytes = world.ranks * list.values;
-    } else if (options.widened && sums_are_wider(plan, bucket)) {
+      row_exchanges(plan.params[static_cast<size_t>(bucket.slots.front().param)], world, out);
+      continue;
+    }
+    if (options.widened && sums_are_wider(plan, bucket)) {
       one.num_bytes = bucket.numel * size_of(bucket.grad_dtype);
       if (!zero1) one.sent = widened_all_reduce_bytes(world.ranks, one.num_bytes, sum_bytes);
     }
@@ -157,7 +163,7 @@ void sharded_exchanges(const BucketPlan& plan, const CostOptions& options, int64
   // Ranks with the same part: one for each shard group, neighbours in a node where several fit.
   const int64_t copies = world / shard;
   const RankGroup replicas{copies, std::min(copies, std::max<int64_t>(1, node_size / shard))};
-  const int64_t wire = size_of(plan.options.reduce_dtype);
+  const c10::ScalarType sum = plan.options.reduce_dtype;
   const ShardPlan shards = plan_shards(plan.params, shard);
   size_t last_backward = 0;
   for (size_t u = shards.units.size(); u-- > 1;) {
@@ -170,11 +176,17 @@ void sharded_exchanges(const BucketPlan& plan, const CostOptions& options, int64
       gathers_of(shards, at, space, options, group, out);
       if (!space.trainable) continue;
       const bool hidden = !space.external && u != 0 && !at.last_backward;
-      out.push_back({"grad", CollectiveKind::kReduceScatter, space.numel * wire, group,
-                     space.external ? 1 : options.micro_batches, Pass::kBackward, hidden});
+      if (exchanges_rows(shards, space)) {
+        row_exchanges(shards.params[static_cast<size_t>(space.slots.front().param)], group, out);
+      } else {
+        const bool narrow = options.widened && sums_are_wider(space, sum);
+        out.push_back({"grad", CollectiveKind::kReduceScatter,
+                       space.numel * size_of(narrow ? space.grad_dtype : sum), group,
+                       space.external ? 1 : options.micro_batches, Pass::kBackward, hidden});
+      }
       if (copies == 1) continue;
-      out.push_back({"grad replicas", CollectiveKind::kAllReduce, space.numel / shard * wire,
-                     replicas, 1, Pass::kBackward, hidden});
+      out.push_back({"grad replicas", CollectiveKind::kAllReduce,
+                     space.numel / shard * size_of(sum), replicas, 1, Pass::kBackward, hidden});
     }
   }
 }
@@ -193,11 +205,8 @@ int64_t replicated_conversion(const BucketPlan& plan, const CostOptions& options
   int64_t sum = 0;
   for (const Bucket& bucket : plan.buckets) {
     const int64_t grad = size_of(bucket.grad_dtype);
-    if (exchanges_rows(plan, bucket)) continue;
-    if (options.widened && sums_are_wider(plan, bucket)) {
-      sum += collected_bytes(bucket.numel, grad, grad, grad, options.micro_batches);
-      continue;
-    }
+    // Nearly all of what is sent as it is has been written there.
+    if (exchanges_rows(plan, bucket) || (options.widened && sums_are_wider(plan, bucket))) continue;
     if (bucket.external || options.gradients_stay) {
       // There and, as means, back, where they are not sent from where they are.
       const int64_t trips = options.strategy == Strategy::kDdp && bucket.external ? 2 : 1;
@@ -212,8 +221,10 @@ int64_t replicated_conversion(const BucketPlan& plan, const CostOptions& options
 int64_t sharded_conversion(const BucketPlan& plan, const CostOptions& options) {
   const int64_t shard = shard_ranks(plan, options), wire = size_of(plan.options.reduce_dtype);
   int64_t sum = 0;
-  for (const UnitShard& space : plan_units(plan.params, shard)) {
-    if (!space.trainable) continue;
+  const ShardPlan shards = plan_shards(plan.params, shard);
+  for (const UnitShard& space : shards.spaces) {
+    if (!space.trainable || exchanges_rows(shards, space)) continue;
+    if (options.widened && sums_are_wider(space, plan.options.reduce_dtype)) continue;
     const int64_t grad = size_of(space.grad_dtype), part = space.numel / shard;
     if (space.external) {
       if (grad != wire) sum += space.numel * (grad + wire);

@@ -103,8 +103,9 @@ std::vector<Exchange> exchanges(const BucketPlan& plan, const CostOptions& optio
                                 int64_t node_size);
 
 /// Bytes that copies and conversions of gradients read and write in a step beyond those of one GPU,
-/// which adds up micro-batches too. Autograd's gradients are always copied into what is sent, also
-/// where the type stays. Lists of rows count nothing. One rank: 0.
+/// which adds up micro-batches too. Autograd's gradients are copied into what is sent, also where
+/// the type stays, but for those that are widened on the way: products write them there. Lists of
+/// rows count nothing. One rank: 0.
 int64_t conversion_bytes(const BucketPlan& plan, const CostOptions& options);
 
 /// Bytes that norm, clipping and AdamW read and write in a step: per element gradient (twice),

@@ -1,6 +1,7 @@
 #include "dist/sharded_grads.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/core.h>
 
@@ -10,17 +11,20 @@
 #include "base/strings.h"
 #include "nn/unit.h"
 #include "ops/convert.h"
+#include "ops/gradient_place.h"
 
 namespace longship::dist {
 
 ShardedGrads::ShardedGrads(Communicator& shard_group, Communicator* replicas, const ShardPlan& plan,
-                           std::vector<ReducedParam> params, at::ScalarType reduce_dtype)
+                           std::vector<ReducedParam> params, at::ScalarType reduce_dtype,
+                           bool single_pass)
     : group_(shard_group),
       replicas_(replicas),
       plan_(plan),
       params_(std::move(params)),
       wire_dtype_(reduce_dtype),
-      alone_(shard_group.world_size() == 1) {
+      alone_(shard_group.world_size() == 1),
+      widens_(single_pass && !alone_ && shard_group.widens() && reduce_dtype == at::kFloat) {
   units_.resize(plan.units.size());
   ready_.assign(plan.params.size(), 0);
   offset_of_.assign(plan.params.size(), 0);
@@ -29,8 +33,11 @@ ShardedGrads::ShardedGrads(Communicator& shard_group, Communicator* replicas, co
     for (const int64_t s : plan.units[u].spaces) {
       const UnitShard& flat = plan.spaces[static_cast<size_t>(s)];
       if (!flat.trainable || flat.external) continue;
-      spaces_[static_cast<size_t>(s)].wire_offset = units_[u].wire_numel;
-      units_[u].wire_numel += flat.numel;
+      Space& space = spaces_[static_cast<size_t>(s)];
+      space.wire_type =
+          widens_ && sums_are_wider(flat, wire_dtype_) ? flat.grad_dtype : wire_dtype_;
+      space.wire_offset = units_[u].wire_bytes;
+      units_[u].wire_bytes += flat.numel * static_cast<int64_t>(c10::elementSize(space.wire_type));
       for (const BucketSlot& slot : flat.slots) {
         const GradSource source = plan.params[static_cast<size_t>(slot.param)].source;
         units_[u].expected += source == GradSource::kBackward ? 1 : 0;
@@ -45,6 +52,7 @@ ShardedGrads::ShardedGrads(Communicator& shard_group, Communicator* replicas, co
 }
 
 ShardedGrads::~ShardedGrads() {
+  ops::withdraw_gradient_places(this);
   try {
     finish();
   } catch (const std::exception&) {
@@ -74,24 +82,38 @@ void ShardedGrads::make_space(const UnitShard& plan) {
       }
       if (plan.external) {
         space.external = make(plan.numel, plan.grad_dtype);
-        space.wire =
-            plan.grad_dtype == wire_dtype_ ? space.external : make(plan.numel, wire_dtype_);
+        make_external(space, plan);
       }
     }
   }
   spaces_.push_back(std::move(space));
 }
 
+void ShardedGrads::make_external(Space& space, const UnitShard& plan) {
+  if (!exchanges_rows(plan_, plan)) {
+    space.wire = plan.grad_dtype == wire_dtype_
+                     ? space.external
+                     : space.external.to(wire_dtype_, /*non_blocking=*/false,
+                                         /*copy=*/true);
+    return;
+  }
+  const auto first = static_cast<size_t>(plan.slots.front().param);
+  const ParamSpec& table = plan_.params[first];
+  space.rows = std::make_unique<RowExchange>(
+      group_, space.external.narrow(0, 0, table.numel).view({-1, table.row_length}),
+      params_[first].row_flags, table.touched_rows);
+}
+
 void ShardedGrads::make_buffers() {
   int64_t largest = 0, with_grad = 0;
   for (size_t u = 1; u < units_.size(); ++u) {
-    largest = std::max(largest, units_[u].wire_numel);
-    with_grad += units_[u].wire_numel > 0 ? 1 : 0;
+    largest = std::max(largest, units_[u].wire_bytes);
+    with_grad += units_[u].wire_bytes > 0 ? 1 : 0;
   }
   if (params_.empty()) return;
   const at::TensorOptions options =
-      params_.front().param.options().requires_grad(false).dtype(wire_dtype_);
-  buffers_.push_back({at::zeros({units_.front().wire_numel}, options)});
+      params_.front().param.options().requires_grad(false).dtype(at::kByte);
+  buffers_.push_back({at::zeros({units_.front().wire_bytes}, options)});
   for (int64_t i = 0; i < std::min<int64_t>(2, with_grad); ++i) {
     buffers_.push_back({at::zeros({largest}, options)});
   }
@@ -102,6 +124,9 @@ void ShardedGrads::share_buffers() {
   for (const Buffer& buffer : buffers_) wires.push_back(buffer.flat);
   for (const Space& space : spaces_) {
     if (space.wire.defined()) wires.push_back(space.wire);
+    if (space.rows) {
+      for (const at::Tensor& list : space.rows->exchanged()) wires.push_back(list);
+    }
     if (space.mean.defined()) {
       parts.push_back(space.replicated.defined() ? space.replicated : space.mean);
     }
@@ -135,24 +160,56 @@ void ShardedGrads::begin_step() {
     const UnitShard& flat = plan_.spaces[s];
     if (!flat.trainable) continue;
     if (alone_) spaces_[s].mean.zero_();
-    if (flat.external && !alone_) spaces_[s].external.zero_();
+    // Rows that were exchanged are zeros again already.
+    if (flat.external && !alone_ && !spaces_[s].rows) spaces_[s].external.zero_();
     if (alone_ || flat.external) continue;
     for (const BucketSlot& slot : flat.slots) {
       params_[static_cast<size_t>(slot.param)].param.mutable_grad() = at::Tensor();
     }
   }
   for (Unit& unit : units_) unit.micro_batches = 0;
+  num_passes_ = 0;
   install_views();
 }
 
 void ShardedGrads::begin_micro_batch() {
   std::fill(ready_.begin(), ready_.end(), 0);
   for (Unit& unit : units_) unit.missing = unit.expected;
+  LS_CHECK(!widens_ || num_passes_ == 0, InternalError,
+           "fsdp: a second micro-batch in a step, but gradients of one are collected");
+  ++num_passes_;
 }
 
 at::Tensor ShardedGrads::wire_of(int64_t unit, const Space& space, const UnitShard& plan) const {
-  return buffers_[static_cast<size_t>(of(unit).buffer)].flat.narrow(0, space.wire_offset,
-                                                                    plan.numel);
+  const auto bytes = plan.numel * static_cast<int64_t>(c10::elementSize(space.wire_type));
+  return buffers_[static_cast<size_t>(of(unit).buffer)]
+      .flat.narrow(0, space.wire_offset, bytes)
+      .view(space.wire_type);
+}
+
+// In the wire of its unit, which has a buffer.
+at::Tensor ShardedGrads::place_of(int64_t param) const {
+  const auto p = static_cast<size_t>(param);
+  const auto s = static_cast<size_t>(plan_.space_of[p]);
+  return wire_of(plan_.unit_of[p], spaces_[s], plan_.spaces[s])
+      .narrow(0, offset_of_[p], plan_.params[p].numel)
+      .view(params_[p].param.sizes());
+}
+
+void ShardedGrads::offer_places(int64_t unit) {
+  if (alone_ || of(unit).wire_bytes == 0) return;
+  take_buffer(unit);
+  std::vector<ops::GradientPlace> offered;
+  for_each_reduced(unit, [&](Space& space, const UnitShard& flat) {
+    for (const BucketSlot& slot : flat.slots) {
+      const auto p = static_cast<size_t>(slot.param);
+      const at::Tensor& param = params_[p].param;
+      const bool direct = plan_.params[p].source == GradSource::kBackward && param.dim() > 1 &&
+                          space.wire_type == param.scalar_type();
+      if (direct) offered.push_back({param.detach(), place_of(slot.param)});
+    }
+  });
+  ops::offer_gradient_places(this, offered);
 }
 
 void ShardedGrads::take_buffer(int64_t unit) {
@@ -187,13 +244,16 @@ void ShardedGrads::arrived(int64_t param) {
   if (alone_) return;
   const at::NoGradGuard no_grad;
   take_buffer(unit);
-  const size_t s = static_cast<size_t>(plan_.space_of[p]);
-  const at::Tensor& tensor = params_[p].param;
-  const at::Tensor target = wire_of(unit, spaces_[s], plan_.spaces[s])
-                                .narrow(0, offset_of_[p], spec.numel)
-                                .view(tensor.sizes());
-  ops::convert_into(target, tensor.grad(), /*add=*/false);
-  tensor.mutable_grad() = at::Tensor();
+  at::Tensor& grad = params_[p].param.mutable_grad();
+  const at::Tensor place = place_of(param);
+  if (grad.dim() <= 1 && grad.scalar_type() == place.scalar_type()) {
+    // Small ones are copied together.
+    of(unit).apart.push_back(grad);
+    of(unit).places.push_back(place);
+  } else if (grad.data_ptr() != place.data_ptr()) {
+    ops::convert_into(place, grad, /*add=*/false);
+  }
+  grad = at::Tensor();
 }
 
 std::string ShardedGrads::missing(int64_t unit) const {
@@ -216,9 +276,12 @@ void ShardedGrads::for_each_reduced(int64_t unit, Function&& function) {
 
 void ShardedGrads::reduce(int64_t unit, bool last) {
   Unit& state = of(unit);
-  if (alone_ || state.wire_numel == 0) return;
+  if (alone_ || state.wire_bytes == 0) return;
   const at::NoGradGuard no_grad;
   take_buffer(unit);
+  if (!state.apart.empty()) at::_foreach_copy_(state.places, state.apart);
+  state.apart.clear();
+  state.places.clear();
   const std::string& name = plan_.units[static_cast<size_t>(unit)].name;
   for_each_reduced(unit, [&](Space& space, const UnitShard& flat) {
     const at::Tensor wire = wire_of(unit, space, flat);
@@ -228,8 +291,10 @@ void ShardedGrads::reduce(int64_t unit, bool last) {
       }
     }
     const int64_t part = flat.shard_numel(plan_.shard_size);
-    space.scatter = group_.reduce_scatter(wire.narrow(0, group_.rank() * part, part), wire,
-                                          ReduceOp::kMean, "grad", name.empty() ? "root" : name);
+    const at::Tensor sum =
+        space.wire_type == wire_dtype_ ? wire.narrow(0, group_.rank() * part, part) : space.mean;
+    space.scatter =
+        group_.reduce_scatter(sum, wire, ReduceOp::kMean, "grad", name.empty() ? "root" : name);
   });
   state.sending = true;
   state.last = last;
@@ -259,7 +324,9 @@ void ShardedGrads::finish_scatter(int64_t unit) {
   const std::string& name = plan_.units[static_cast<size_t>(unit)].name;
   for_each_reduced(unit, [&](Space& space, const UnitShard& flat) {
     space.scatter.wait();
-    add_mean(space, wire_of(unit, space, flat), state.micro_batches == 0);
+    if (space.wire_type == wire_dtype_) {
+      add_mean(space, wire_of(unit, space, flat), state.micro_batches == 0);
+    }
     if (state.last) begin_replicate(space, name.empty() ? "root" : name);
   });
   ++state.micro_batches;
@@ -275,6 +342,10 @@ void ShardedGrads::reduce_external() {
     Space& space = spaces_[s];
     const UnitShard& flat = plan_.spaces[s];
     if (!flat.external) continue;
+    if (space.rows) {
+      space.rows->send(/*clear=*/true, "external");
+      continue;
+    }
     if (!space.wire.is_same(space.external)) space.wire.copy_(space.external);
     const int64_t part = flat.shard_numel(plan_.shard_size);
     space.scatter = group_.reduce_scatter(space.wire.narrow(0, group_.rank() * part, part),
@@ -283,6 +354,7 @@ void ShardedGrads::reduce_external() {
 }
 
 void ShardedGrads::finish() {
+  ops::withdraw_gradient_places(this);
   if (alone_) return;
   const at::NoGradGuard no_grad;
   // In the order in which they were sent.
@@ -291,10 +363,20 @@ void ShardedGrads::finish() {
   }
   for (size_t s = 0; s < spaces_.size(); ++s) {
     Space& space = spaces_[s];
-    if (!plan_.spaces[s].external || !space.scatter.valid()) continue;
-    space.scatter.wait();
-    space.scatter = {};
-    add_mean(space, space.wire, true);
+    if (!plan_.spaces[s].external) continue;
+    if (space.rows) {
+      space.rows->wait();
+      space.mean.zero_();
+      const int64_t begin = group_.rank() * space.mean.numel();
+      const int64_t count = plan_.spaces[s].slots.front().numel - begin;
+      space.rows->add_up(space.mean.narrow(0, 0, std::min(space.mean.numel(), count)), begin);
+    } else if (space.scatter.valid()) {
+      space.scatter.wait();
+      space.scatter = {};
+      add_mean(space, space.wire, true);
+    } else {
+      continue;
+    }
     begin_replicate(space, "external");
   }
   for (Space& space : spaces_) {
@@ -319,6 +401,7 @@ int64_t ShardedGrads::buffer_bytes() const {
   for (const Space& space : spaces_) {
     if (space.wire.defined() && !space.wire.is_same(space.external)) sum += space.wire.nbytes();
     if (space.replicated.defined()) sum += space.replicated.nbytes();
+    if (space.rows) sum += static_cast<size_t>(space.rows->bytes());
   }
   for (const Buffer& buffer : buffers_) sum += buffer.flat.nbytes();
   return static_cast<int64_t>(sum);

@@ -2,16 +2,19 @@
 // Gradients of FSDP units: collected in a flat buffer as they come, averaged over the ranks unit by
 // unit while the backward pass goes on, added up in fp32 over the micro-batches.
 //
-// A gradient that autograd hands over is rounded into the unit's wire buffer and dropped at once,
-// so whole gradients exist for one unit at a time. The root has a wire buffer of its own, because
-// it collects during the whole backward pass; the others take turns with two, so that one is sent
-// while the next fills. External gradients stay whole on every rank over all micro-batches and are
-// averaged once a step. With one rank alone there is nothing to send: gradients are views of flat
-// tensors, as in ddp.h.
+// A gradient that autograd hands over goes into the unit's wire buffer, so whole gradients exist
+// for one unit at a time; where the types are those of the weights, products write there themselves
+// (ops/gradient_place.h). The root has a wire buffer of its own, because it collects during the
+// whole backward pass; the others take turns with two, so that one is sent while the next fills.
+// Where a step has one pass and the group widens, narrow gradients are sent as they are and added
+// up in the wider type. External gradients stay whole on every rank over all micro-batches and are
+// averaged once a step; of a table that exchanges rows only these move (row_exchange.h). With one
+// rank alone there is nothing to send: gradients are views of flat tensors, as in ddp.h.
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -26,11 +29,13 @@ class ShardedGrads {
   /// `replicas` (HSDP): the ranks that hold the same shards, null: this one only. `plan` must
   /// outlive this object.
   ShardedGrads(Communicator& shard_group, Communicator* replicas, const ShardPlan& plan,
-               std::vector<ReducedParam> params, at::ScalarType reduce_dtype);
+               std::vector<ReducedParam> params, at::ScalarType reduce_dtype, bool single_pass);
   ~ShardedGrads();
 
   void begin_step();
   void begin_micro_batch();
+  /// Before the backward pass of a unit, whose weights are in place: offers their gradients'.
+  void offer_places(int64_t unit);
   /// The gradient in param.grad is complete for this micro-batch. Throws InternalError for one that
   /// the plan excludes or that comes twice.
   void arrived(int64_t param);
@@ -49,29 +54,35 @@ class ShardedGrads {
   /// After finish(): the mean of the rank's part of a trainable space, 1-D; fp32, alone in the
   /// gradients' dtype.
   const at::Tensor& mean(int64_t space) const { return spaces_[static_cast<size_t>(space)].mean; }
+  /// Whether narrow gradients are sent as they are.
+  bool widens() const { return widens_; }
   int64_t gradient_bytes() const;
   int64_t buffer_bytes() const;
 
  private:
   struct Space {
-    at::Tensor mean;      // fp32, the rank's part; alone: whole, the gradients' dtype
-    at::Tensor external;  // whole, the gradients' dtype
-    at::Tensor wire;      // external: what is sent
+    at::Tensor mean;                    // fp32, the rank's part; alone: whole, the gradients' dtype
+    at::Tensor external;                // whole, the gradients' dtype
+    at::Tensor wire;                    // external: what is sent
+    std::unique_ptr<RowExchange> rows;  // moves lists of the table's rows in place of `wire`
     at::Tensor
         replicated;  // mean in the wire's dtype, where that is not fp32 and there are replicas
-    int64_t wire_offset = 0;
+    at::ScalarType wire_type = at::kFloat;  // not external
+    int64_t wire_offset = 0;                // bytes
     Handle scatter, replicate;
   };
   struct Unit {
     int64_t expected = 0, missing = 0;  // gradients of one backward pass
-    int64_t wire_numel = 0;
+    int64_t wire_bytes = 0;
+    // Gradients that lie elsewhere, and where they belong.
+    std::vector<at::Tensor> apart, places;
     int64_t buffer = -1;        // while it collects or sends
     bool sending = false;       // reduce-scatters under way
     bool last = false;          // of them, in the last micro-batch
     int64_t micro_batches = 0;  // that are in the means
   };
   struct Buffer {
-    at::Tensor flat;
+    at::Tensor flat;  // bytes
     int64_t holder = -1;
   };
   const Unit& of(int64_t unit) const { return units_[static_cast<size_t>(unit)]; }
@@ -79,10 +90,12 @@ class ShardedGrads {
   template <class Function>
   void for_each_reduced(int64_t unit, Function&& function);
   void make_space(const UnitShard& plan);
+  void make_external(Space& space, const UnitShard& plan);
   void make_buffers();
   void share_buffers();
   void install_views();
   at::Tensor wire_of(int64_t unit, const Space& space, const UnitShard& plan) const;
+  at::Tensor place_of(int64_t param) const;
   void take_buffer(int64_t unit);
   void finish_scatter(int64_t unit);
   void add_mean(Space& space, const at::Tensor& wire, bool first);
@@ -93,7 +106,8 @@ class ShardedGrads {
   const ShardPlan& plan_;
   std::vector<ReducedParam> params_;
   at::ScalarType wire_dtype_;
-  bool alone_;
+  bool alone_, widens_;
+  int64_t num_passes_ = 0;  // begun in this step
   std::vector<Space> spaces_;
   std::vector<Unit> units_;
   std::vector<Buffer> buffers_;  // the root's, then those that take turns

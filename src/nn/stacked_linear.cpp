@@ -7,6 +7,7 @@
 
 #include <algorithm>
 
+#include "nn/weight_gradient.h"
 #include "ops/join_columns.h"
 
 namespace longship::nn {
@@ -70,7 +71,9 @@ class StackedLinear : public torch::autograd::Function<StackedLinear> {
     out.push_back(ctx->saved_data["x_grad"].toBool()
                       ? at::mm(dy.values, saved[1]).view(ctx->saved_data["x_shape"].toIntVector())
                       : at::Tensor());
-    append_slices(weight_grad ? at::mm(dy.values.t(), rows_of(saved[0])) : at::Tensor(), rows, out);
+    append_slices(
+        weight_grad ? weight_gradient(dy.values, rows_of(saved[0]), saved[1]) : at::Tensor(), rows,
+        out);
     if (has_bias) append_slices(dy.sums, rows, out);
     out.emplace_back();  // split
     return out;

@@ -22,12 +22,17 @@ ShardedSync::ShardedSync(dist::Communicator& shard, dist::Communicator* replicas
                          shard.world_size() * (replicas == nullptr ? 1 : replicas->world_size()));
   std::vector<dist::ReducedParam> tensors;
   for (const ParamInfo& info : planned.infos) {
-    tensors.push_back({info.tensor, info.row_sparse ? info.row_sparse->grad : at::Tensor()});
+    tensors.push_back({info.tensor, {}});
+    if (info.row_sparse) {
+      tensors.back().external_grad = info.row_sparse->grad;
+      tensors.back().row_flags = info.row_sparse->row_flags;
+    }
     parameters_.emplace(info.name, info);
   }
   dist::FsdpOptions options;
   options.reshard = dist::parse_reshard(section.reshard);
   options.reduce_dtype = plan_.options.reduce_dtype;
+  options.single_pass = step.passes == 1;
   fsdp_ = std::make_unique<dist::Fsdp>(dist::FsdpGroups{shard, replicas}, std::move(planned.specs),
                                        std::move(tensors), options);
   policy.attach(fsdp_->hooks());

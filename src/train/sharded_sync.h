@@ -25,6 +25,7 @@ class ShardedSync final : public GradientSync {
   ShardedSync& operator=(const ShardedSync&) = delete;
 
   std::string strategy() const override { return replicas_ != nullptr ? "hsdp" : "fsdp"; }
+  bool widens() const override { return fsdp_->widens(); }
   std::vector<models::ParamInfo> updated() const override { return updated_; }
   void set_values(AdamW& optimizer, const std::string& name, const at::Tensor& whole) override;
   std::vector<StateSlice> own_state(const AdamW& optimizer, bool loading) const override;

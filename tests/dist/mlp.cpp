@@ -193,8 +193,7 @@ void check_traffic(std::map<std::string, CollectiveCounter> counted, int64_t w,
   for (const Bucket& bucket : plan.buckets) {
     const int64_t part = bucket.numel / w;  // a ring sends w - 1 parts, twice for an all-reduce
     if (cost.widened && options.dtype == at::kBFloat16 && w > 1) {
-      // bf16 parts, and fp32 ones back; two ranks read each other's bf16 whole.
-      grad += !ddp ? (w - 1) * part * 2 : w == 2 ? bucket.numel * 2 : (w - 1) * part * (2 + 4);
+      grad += (w - 1) * part * (ddp ? 2 + 4 : 2);  // bf16 parts, and fp32 ones back
     } else {
       grad += (ddp ? 2 : 1) * (w - 1) * part * wire;
     }
@@ -293,7 +292,9 @@ class Run {
     if (is_fsdp(options.strategy)) {
       fsdp_ = std::make_unique<Fsdp>(
           FsdpGroups{shard_ ? *shard_ : communicator, replicas_.get()}, mlp_.specs, mlp_.tensors,
-          FsdpOptions{.reshard = options.reshard, .reduce_dtype = options.reduce_dtype});
+          FsdpOptions{.reshard = options.reshard,
+                      .reduce_dtype = options.reduce_dtype,
+                      .single_pass = options.buffers == GradientBuffers::kHandedOverOnce});
       mlp_.hooks = fsdp_->hooks();
     }
     const auto slices = zero1_  ? zero1_->slices()

@@ -77,7 +77,7 @@ TEST(TrainTwoRanks, NarrowGradientsAreSummedInTheWiderType) {
 // as those that are converted before. What moves and what is held is as planned (train_mlp).
 TEST(TrainTwoRanks, GradientsThatAreWidenedOnTheWayAreTheSameBits) {
   for (const int64_t world : {2, 3}) {
-    for (const Strategy strategy : {Strategy::kDdp, Strategy::kZero1}) {
+    for (const Strategy strategy : {Strategy::kDdp, Strategy::kZero1, Strategy::kFsdp}) {
       for (const at::ScalarType dtype : {at::kBFloat16, at::kFloat}) {
         TrainOptions options;
         options.strategy = strategy;

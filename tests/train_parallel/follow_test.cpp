@@ -91,7 +91,7 @@ TEST_F(ParallelFollow, RowsOfATable) {
     auto base = large;
     base.push_back(passes);
     const auto one = run(fmt::format("one_{}", passes), 1, base);
-    for (const char* strategy : {"ddp", "zero1"}) {
+    for (const char* strategy : {"ddp", "zero1", "fsdp"}) {
       auto more = base;
       more.push_back(fmt::format("parallel.strategy={}", strategy));
       const std::string name = fmt::format("{}_{}", strategy, passes);

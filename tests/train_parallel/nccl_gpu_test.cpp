@@ -73,7 +73,7 @@ TEST_F(ParallelGpu, TwoFollowOne) {
 // Copy engines add bf16 gradients up in fp32 as they come, NCCL what was converted before: the same
 // sums. The table is large enough for lists of rows.
 TEST_F(ParallelGpu, TransportsGiveTheSameBits) {
-  for (const char* strategy : {"ddp", "zero1"}) {
+  for (const char* strategy : {"ddp", "zero1", "fsdp"}) {
     for (const char* micro : {"4", "2"}) {
       std::vector<std::vector<double>> losses;
       for (const char* transport : {"peer", "nccl"}) {
