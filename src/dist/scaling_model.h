@@ -13,7 +13,7 @@
 //             numbers of NCCL blocks (two bandwidths), the loss per byte was the same, not the loss
 //             per time: slowdown_ms_per_gb for every GB that is sent beside the computation. For a
 //             given bandwidth that is s * time, s = slowdown_ms_per_gb * bandwidth / 1000. Copy
-//             engines have a constant of their own: peer_slowdown_ms_per_gb.
+//             engines have constants of their own: one for the bytes, one for each collective.
 // exposed     communication with nothing beside it (Exchange::hidden false), and what is longer
 //             than the passes that it could hide behind.
 //
@@ -36,7 +36,8 @@ struct ScalingConstants {
   /// Groups of one node exchange over copy engines (parallel.transport peer, or auto), not by NCCL.
   bool peer = false;
   double peer_gb_s = 283;  // in place of the next two
-  double peer_slowdown_ms_per_gb = 2.3;
+  double peer_slowdown_ms_per_gb = 0.9;          // of the computation beside them
+  double peer_slowdown_ms_per_collective = 0.09;  // and for each of them, whatever its bytes
   double nvlink_gb_s = 215;  // that a ring inside a node reaches, sent by each GPU, while the
                              // model computes; NVLink multicast off
   double slowdown_ms_per_gb = 2.4;  // of the computation

@@ -43,7 +43,7 @@ std::vector<const char*> strategies(const Recipe& recipe, bool several_nodes) {
   return out;
 }
 
-// `one_node`: all GPUs are one group of a node.
+// `one_node`: all GPUs are one group of a node; with hsdp those that share a copy always are.
 dist::CostOptions cost_of(const Recipe& recipe, const char* strategy, int64_t shard,
                           bool one_node) {
   dist::CostOptions out;
@@ -54,7 +54,8 @@ dist::CostOptions cost_of(const Recipe& recipe, const char* strategy, int64_t sh
   out.ema = recipe.optim.ema.has_value();
   out.gradients_stay = recipe.train.cuda_graph == "per_microbatch";
   // Copy engines widen.
-  out.widened = one_node && recipe.parallel.transport != "nccl" && out.micro_batches == 1 &&
+  const bool near = one_node || out.strategy == dist::Strategy::kHsdp;
+  out.widened = near && recipe.parallel.transport != "nccl" && out.micro_batches == 1 &&
                 !out.gradients_stay;
   return out;
 }
@@ -109,6 +110,7 @@ nlohmann::json constants_json(const dist::ScalingConstants& c) {
   return {{"peer", c.peer},
           {"peer_gb_s", c.peer_gb_s},
           {"peer_slowdown_ms_per_gb", c.peer_slowdown_ms_per_gb},
+          {"peer_slowdown_ms_per_collective", c.peer_slowdown_ms_per_collective},
           {"nvlink_gb_s", c.nvlink_gb_s},
           {"slowdown_ms_per_gb", c.slowdown_ms_per_gb},
           {"convert_tb_s", c.convert_tb_s},
