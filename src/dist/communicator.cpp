@@ -318,9 +318,13 @@ Handle Communicator::all_reduce_into(const at::Tensor& output, const at::Tensor&
            "many of fp32",
            name, input.numel(), c10::toString(input.scalar_type()), output.numel(),
            c10::toString(output.scalar_type()));
-  const int64_t sent = widened_all_reduce_bytes(world_size_, static_cast<int64_t>(input.nbytes()),
-                                                static_cast<int64_t>(output.nbytes()));
-  Handle handle = launch(CollectiveKind::kAllReduce, input, sent, name, detail, [&](Transport& t) {
+  constexpr auto kKind = CollectiveKind::kAllReduce;
+  const int64_t sent =
+      transport_->moves_narrow(input)
+          ? widened_all_reduce_bytes(world_size_, static_cast<int64_t>(input.nbytes()),
+                                     static_cast<int64_t>(output.nbytes()))
+          : sent_bytes(kKind, world_size_, output);
+  Handle handle = launch(kKind, input, sent, name, detail, [&](Transport& t) {
     return t.all_reduce_into(output.flatten(), input.flatten(), op);
   });
   handle.state_->kept = {output, input};
@@ -331,7 +335,9 @@ Handle Communicator::reduce_scatter(const at::Tensor& output, const at::Tensor& 
                                     const std::string& name, const std::string& detail) {
   check_parts(input, output, world_size_, name, widens());
   constexpr auto kKind = CollectiveKind::kReduceScatter;
-  Handle handle = launch(kKind, input, sent_bytes(kKind, world_size_, input), name, detail,
+  const bool wide = widened(output, input) && !transport_->moves_narrow(input);
+  const int64_t sent = (wide ? 2 : 1) * sent_bytes(kKind, world_size_, input);
+  Handle handle = launch(kKind, input, sent, name, detail,
                          [&](Transport& t) { return t.reduce_scatter(output, input, op); });
   handle.state_->kept = {output, input};
   return handle;

@@ -12,7 +12,6 @@
 #include "base/error.h"
 #include "base/strings.h"
 #include "ops/convert.h"
-#include "ops/gradient_place.h"
 
 namespace longship::dist {
 
@@ -126,7 +125,6 @@ void GradReducer::share_buckets() {
 }
 
 GradReducer::~GradReducer() {
-  ops::withdraw_gradient_places(this);
   for (size_t i = 0; i < params_.size(); ++i) {
     const GradSource source = plan_.params[i].source;
     if (source != GradSource::kBackward && source != GradSource::kUnused) continue;
@@ -186,15 +184,20 @@ void GradReducer::begin_step() {
   const at::NoGradGuard no_grad;
   const std::lock_guard lock(mutex_);
   sending_ = false;
+  offers_.withdraw();
   num_passes_ = 0;
   next_ = 0;
   std::fill(seen_.begin(), seen_.end(), 0);
   for (size_t b = 0; b < buckets_.size(); ++b) {
     buckets_[b].handle = {};
-    // Rows that were exchanged are zeros again already; means that come as parts have those of the
-    // step before.
-    if (buckets_[b].stays && !buckets_[b].rows) buckets_[b].flat.zero_();
-    if (buckets_[b].rows && buckets_[b].shard.defined()) buckets_[b].shard.zero_();
+    buckets_[b].apart.clear();
+    buckets_[b].places.clear();
+    if (buckets_[b].rows) {
+      const RowPart means = means_of_rows(static_cast<int64_t>(b));
+      buckets_[b].rows->clear(means.out, means.begin);
+    } else if (buckets_[b].stays) {
+      buckets_[b].flat.zero_();
+    }
     for (const BucketSlot& slot : plan_.buckets[b].slots) {
       if (buckets_[b].stays) {
         install_view(slot);
@@ -222,7 +225,7 @@ void GradReducer::offer_places() {
                         view.scalar_type() == param.scalar_type();
     if (direct) places.push_back({param.detach(), view});
   }
-  ops::offer_gradient_places(this, places);
+  offers_.offer(places);
 }
 
 // The gradient of a step's one pass, where it is until its bucket is complete.
@@ -257,7 +260,7 @@ void GradReducer::add_pass(BucketState& bucket) const {
 }
 
 // Gaps and unused parameters are zeros from the start and stay so; what no pass has written still
-// holds the means of the step before.
+// holds the gradients, or means, of the step before.
 void GradReducer::fill_unseen() {
   for (size_t b = 0; b < buckets_.size(); ++b) {
     if (buckets_[b].stays) continue;
@@ -308,7 +311,9 @@ void GradReducer::gradient_ready(int64_t param) {
   seen_[p] = 1;
   if (!sending_) return;
   ready_[p] = 1;
-  if (--buckets_[static_cast<size_t>(plan_.bucket_of(param))].missing == 0) {
+  BucketState& bucket = buckets_[static_cast<size_t>(plan_.bucket_of(param))];
+  if (--bucket.missing == 0) {
+    copy_apart(bucket);
     send_complete(/*include_external=*/false);
   }
 }
@@ -334,11 +339,7 @@ void GradReducer::send(int64_t index) {
   const at::NoGradGuard no_grad;
   BucketState& bucket = buckets_[static_cast<size_t>(index)];
   const std::string detail = fmt::format("bucket {}", index);
-  if (bucket.rows) {
-    // The means become the table of an all-reduce; parts lie elsewhere.
-    bucket.rows->send(/*clear=*/mode_ == ReduceMode::kReduceScatter, detail);
-    return;
-  }
+  if (bucket.rows) return bucket.rows->send(detail);
   copy_apart(bucket);
   if (bucket.one_pass) {
     add_pass(bucket);
@@ -383,7 +384,7 @@ void GradReducer::finish() {
     for (BucketState& bucket : buckets_) bucket.missing = 0;
     send_complete(/*include_external=*/true);
     sending_ = false;
-    ops::withdraw_gradient_places(this);
+    offers_.withdraw();
   }
   {
     const WaitTime together(communicator_);
@@ -396,16 +397,20 @@ void GradReducer::finish() {
   if (mode_ == ReduceMode::kAllReduce) point_at_means();
 }
 
+// The table itself, or this rank's part of it; a bucket is padded behind its table.
+GradReducer::RowPart GradReducer::means_of_rows(int64_t bucket) const {
+  const int64_t numel = plan_.buckets[static_cast<size_t>(bucket)].slots.front().numel;
+  if (mode_ == ReduceMode::kAllReduce) return {state(bucket).flat.narrow(0, 0, numel), 0};
+  const at::Tensor& shard = state(bucket).shard;
+  const int64_t begin = std::min(numel, communicator_.rank() * shard.numel());
+  return {shard.narrow(0, 0, std::min(shard.numel(), numel - begin)), begin};
+}
+
 void GradReducer::add_up_rows() {
   for (size_t b = 0; b < buckets_.size(); ++b) {
-    const BucketState& bucket = buckets_[b];
-    if (!bucket.rows) continue;
-    // A bucket is padded behind its table.
-    const int64_t numel = plan_.buckets[b].slots.front().numel;
-    const bool whole = mode_ == ReduceMode::kAllReduce;
-    const at::Tensor& out = whole ? bucket.flat : bucket.shard;
-    const int64_t begin = whole ? 0 : communicator_.rank() * out.numel();
-    bucket.rows->add_up(out.narrow(0, 0, std::min(out.numel(), numel - begin)), begin);
+    if (!buckets_[b].rows) continue;
+    const RowPart means = means_of_rows(static_cast<int64_t>(b));
+    buckets_[b].rows->add_up(means.out, means.begin);
   }
 }
 

@@ -9,10 +9,11 @@
 //       (loss / count).backward();
 //     reducer.finish();                              // gradients are the means over the ranks
 //
-// Ownership. The reducer owns one flat tensor a bucket, in the dtype in which gradients are sent.
-// Gradients are collected there (GradientBuffers says how); after finish() the gradient of every
-// parameter in it (ParamSpec::source kBackward, kUnused) is a view of it in the parameter's shape,
-// whose dtype may be another than the parameter's. An external gradient keeps its dtype; its tensor
+// Ownership. The reducer owns one flat tensor a bucket, in the dtype in which gradients are sent,
+// and another for their means where these are wider. Gradients are collected there (GradientBuffers
+// says how); after finish() the gradient of every parameter in it (ParamSpec::source kBackward,
+// kUnused) is a view of the means in the parameter's shape, whose dtype may be another than the
+// parameter's. An external gradient keeps its dtype; its tensor
 // is made to point into a bucket of that dtype. Of a table that exchanges rows (exchanges_rows() of
 // plan.h) only the lists of its rows move (row_exchange.h). The model owns the parameters. An
 // optimizer reads .grad as always and may change or drop gradients between finish() and
@@ -36,6 +37,7 @@
 #include "dist/communicator.h"
 #include "dist/plan.h"
 #include "dist/row_exchange.h"
+#include "ops/gradient_place.h"
 
 namespace longship::dist {
 
@@ -44,7 +46,7 @@ struct ReducedParam {
   at::Tensor param;           // contiguous; requires_grad with kBackward and kUnused
   at::Tensor external_grad;   // with kExternal only: contiguous, the parameter's number of elements
   at::Tensor row_flags = {};  // of a table that exchanges rows: uint8 [rows]; rows with flag 0 hold
-                              // zeros. With kAllReduce whoever reads the means zeroes the table
+                              // zeros
 };
 
 enum class ReduceMode {
@@ -70,7 +72,8 @@ enum class GradientBuffers {
                     // the gradients' own dtype, and what is sent is added up in the wider one.
                     // Weights whose gradients keep their dtype have their places in the buckets
                     // offered (ops/gradient_place.h): what a product has written there is not
-                    // copied, and the rest of a bucket is copied at once when that is complete
+                    // copied. The rest of a bucket is copied when that is complete, at once where
+                    // it keeps its dtype
 };
 
 class GradReducer {
@@ -85,7 +88,8 @@ class GradReducer {
   GradReducer(const GradReducer&) = delete;
   GradReducer& operator=(const GradReducer&) = delete;
 
-  /// kStay: fills all gradients with zeros and makes them views again. kHandedOver: drops them.
+  /// kStay and external ones: fills all gradients with zeros, of a table that exchanges rows those
+  /// that the step before has written, and makes them views again. Else drops them.
   void begin_step();
   /// Before each backward pass. Only during the last one are buckets sent.
   void begin_micro_batch(bool last);
@@ -102,7 +106,8 @@ class GradReducer {
   const BucketPlan& plan() const { return plan_; }
   /// Whether gradients are sent as they are and added up in the wider type (kHandedOverOnce).
   bool widens() const {
-    return collect_ == GradientBuffers::kHandedOverOnce && communicator_.widens();
+    return collect_ == GradientBuffers::kHandedOverOnce && communicator_.widens() &&
+           plan_.options.reduce_dtype == at::kFloat;
   }
   Communicator& communicator() const { return communicator_; }
   /// kReduceScatter, after finish(): the mean of this rank's part, [bucket.numel / world_size], in
@@ -144,6 +149,11 @@ class GradReducer {
   static void copy_apart(BucketState& bucket);
   void add_pass(BucketState& bucket) const;
   void point_at_means();
+  struct RowPart {
+    at::Tensor out;
+    int64_t begin = 0;
+  };
+  RowPart means_of_rows(int64_t bucket) const;
   void add_up_rows();
   void find_missing();
   void fill_unseen();
@@ -158,6 +168,7 @@ class GradReducer {
   std::vector<BucketState> buckets_;
   std::vector<at::Tensor> views_;       // by parameter, of `flat`; undefined for kNone
   std::vector<at::Tensor> mean_views_;  // the same of `mean`
+  ops::GradientPlaces offers_;
 
   std::mutex mutex_;  // guards everything below: hooks run on autograd's threads
   bool sending_ = false;

@@ -286,6 +286,7 @@ void Fsdp::end_micro_batch() {
            "fsdp: the backward pass gave parameters of the root no gradient ({}); the plan must "
            "list them as unused",
            grads_.missing(0));
+  grads_.withdraw_places();
   grads_.reduce(0, last_);
   if (last_) grads_.reduce_external();
   training_ = false;

@@ -75,6 +75,7 @@ class PeerTransport : public Transport {
 
   std::unique_ptr<Pending> all_reduce(at::Tensor tensor, ReduceOp op) override;
   bool widens() const override { return true; }
+  bool moves_narrow(const at::Tensor& input) const override { return !shared(input).empty(); }
   std::unique_ptr<Pending> all_reduce_into(at::Tensor output, at::Tensor input,
                                            ReduceOp op) override;
   std::unique_ptr<Pending> reduce_scatter(at::Tensor output, at::Tensor input,

@@ -1,6 +1,7 @@
 #include "dist/row_exchange.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 
 #include "base/error.h"
@@ -25,14 +26,14 @@ RowExchange::RowExchange(Communicator& communicator, at::Tensor grad, at::Tensor
   const int64_t world = communicator_.world_size();
   values_ = at::zeros({world, most_rows, grad_.size(1)}, grad_.options().requires_grad(false));
   const at::TensorOptions ints = values_.options().dtype(at::kInt);
-  numbers_ = at::zeros({world, most_rows + 1}, ints);
+  numbers_ = at::full({world, most_rows + 1}, -1, ints);
   places_ = at::empty({world, grad_.size(0)}, ints);
 }
 
-void RowExchange::send(bool clear, const std::string& detail) {
+void RowExchange::send(const std::string& detail) {
   const int64_t rank = communicator_.rank();
   const at::Tensor values = values_[rank], numbers = numbers_[rank];
-  ops::pack_rows(grad_, flags_, numbers, values, clear);
+  ops::pack_rows(grad_, flags_, numbers, values, /*clear=*/true);
   values_handle_ =
       communicator_.all_gather(values_.flatten(), values.flatten(), "grad", detail + " rows");
   numbers_handle_ = communicator_.all_gather(as_bytes(numbers_), as_bytes(numbers), "grad",
@@ -42,6 +43,10 @@ void RowExchange::send(bool clear, const std::string& detail) {
 void RowExchange::wait() {
   values_handle_.wait();
   numbers_handle_.wait();
+}
+
+void RowExchange::clear(const at::Tensor& out, int64_t begin) {
+  ops::clear_row_lists(out, begin, numbers_, grad_.size(0), grad_.size(1));
 }
 
 void RowExchange::add_up(const at::Tensor& out, int64_t begin) {

@@ -6,10 +6,11 @@
 //   RowExchange rows(communicator, grad, flags, most_rows);
 //   communicator.share(rows.exchanged());
 //   for each step:
+//     rows.clear(out, 0);                       // the means of the step before
 //     (backward passes add to `grad` and set flags)
-//     rows.send(/*clear=*/false, "bucket 7");
+//     rows.send("bucket 7");                    // `grad` is zeros again
 //     rows.wait();
-//     rows.add_up(out, 0);
+//     rows.add_up(out, 0);                      // `out` may be `grad`
 //
 // All buffers are made in the constructor and stay where they are, so a step can be captured in a
 // CUDA graph where the backend can.
@@ -33,13 +34,17 @@ class RowExchange {
 
   /// What is exchanged in every step, for Communicator::share().
   std::vector<at::Tensor> exchanged() const { return {values_, numbers_}; }
-  /// Packs this rank's rows and begins to gather all lists ("grad"). `clear`: the rows become zeros
-  /// in the table.
-  void send(bool clear, const std::string& detail);
+  /// Packs this rank's rows, which become zeros in the table, and begins to gather all lists
+  /// ("grad").
+  void send(const std::string& detail);
   void wait();
+  /// The rows that the last add_up() has written in the same `out` become zeros, whoever has done
+  /// what with them since.
+  void clear(const at::Tensor& out, int64_t begin);
   /// After wait(). out [n] 1-D fp32 or bf16: elements [begin, begin + n) of the means, in the order
   /// of the table; those of rows that no rank has touched stay as they are. Sets the flags of all
-  /// rows that any rank has touched.
+  /// listed rows. A row that a rank has touched with zeros only is in no list; its flag may be set
+  /// there alone, which changes nothing: its gradient and moments are zeros everywhere.
   void add_up(const at::Tensor& out, int64_t begin);
 
   /// Of the buffers.

@@ -333,10 +333,9 @@ StepForecast forecast(const StepWork& work, const std::vector<Exchange>& all,
     behind_ms[pass] += ms;
     const bool peer = over_copy_engines(e.group, constants);
     const double gigabytes = 1e-9 * static_cast<double>(e.wire_bytes());
-    slowed_ms[pass] +=
-        times * (peer ? gigabytes * constants.peer_slowdown_ms_per_gb +
-                            constants.peer_slowdown_ms_per_collective
-                      : gigabytes * constants.slowdown_ms_per_gb);
+    slowed_ms[pass] += times * (peer ? gigabytes * constants.peer_slowdown_ms_per_gb +
+                                           constants.peer_slowdown_ms_per_collective
+                                     : gigabytes * constants.slowdown_ms_per_gb);
   }
   for (size_t pass = 0; pass < room.size(); ++pass) {
     if (behind_ms[pass] <= 0) continue;

@@ -35,8 +35,8 @@ namespace longship::dist {
 struct ScalingConstants {
   /// Groups of one node exchange over copy engines (parallel.transport peer, or auto), not by NCCL.
   bool peer = false;
-  double peer_gb_s = 283;  // in place of the next two
-  double peer_slowdown_ms_per_gb = 0.9;          // of the computation beside them
+  double peer_gb_s = 283;                         // in place of the next two
+  double peer_slowdown_ms_per_gb = 0.9;           // of the computation beside them
   double peer_slowdown_ms_per_collective = 0.09;  // and for each of them, whatever its bytes
   double nvlink_gb_s = 215;  // that a ring inside a node reaches, sent by each GPU, while the
                              // model computes; NVLink multicast off

@@ -11,7 +11,6 @@
 #include "base/strings.h"
 #include "nn/unit.h"
 #include "ops/convert.h"
-#include "ops/gradient_place.h"
 
 namespace longship::dist {
 
@@ -52,7 +51,6 @@ ShardedGrads::ShardedGrads(Communicator& shard_group, Communicator* replicas, co
 }
 
 ShardedGrads::~ShardedGrads() {
-  ops::withdraw_gradient_places(this);
   try {
     finish();
   } catch (const std::exception&) {
@@ -160,15 +158,23 @@ void ShardedGrads::begin_step() {
     const UnitShard& flat = plan_.spaces[s];
     if (!flat.trainable) continue;
     if (alone_) spaces_[s].mean.zero_();
-    // Rows that were exchanged are zeros again already.
-    if (flat.external && !alone_ && !spaces_[s].rows) spaces_[s].external.zero_();
+    if (spaces_[s].rows) {
+      clear_rows(spaces_[s], flat);
+    } else if (flat.external && !alone_) {
+      spaces_[s].external.zero_();
+    }
     if (alone_ || flat.external) continue;
     for (const BucketSlot& slot : flat.slots) {
       params_[static_cast<size_t>(slot.param)].param.mutable_grad() = at::Tensor();
     }
   }
-  for (Unit& unit : units_) unit.micro_batches = 0;
+  for (Unit& unit : units_) {
+    unit.micro_batches = 0;
+    unit.apart.clear();
+    unit.places.clear();
+  }
   num_passes_ = 0;
+  offers_.withdraw();
   install_views();
 }
 
@@ -209,7 +215,7 @@ void ShardedGrads::offer_places(int64_t unit) {
       if (direct) offered.push_back({param.detach(), place_of(slot.param)});
     }
   });
-  ops::offer_gradient_places(this, offered);
+  offers_.offer(offered);
 }
 
 void ShardedGrads::take_buffer(int64_t unit) {
@@ -279,9 +285,7 @@ void ShardedGrads::reduce(int64_t unit, bool last) {
   if (alone_ || state.wire_bytes == 0) return;
   const at::NoGradGuard no_grad;
   take_buffer(unit);
-  if (!state.apart.empty()) at::_foreach_copy_(state.places, state.apart);
-  state.apart.clear();
-  state.places.clear();
+  copy_apart(state);
   const std::string& name = plan_.units[static_cast<size_t>(unit)].name;
   for_each_reduced(unit, [&](Space& space, const UnitShard& flat) {
     const at::Tensor wire = wire_of(unit, space, flat);
@@ -298,6 +302,44 @@ void ShardedGrads::reduce(int64_t unit, bool last) {
   });
   state.sending = true;
   state.last = last;
+}
+
+// One copy for each dtype.
+void ShardedGrads::copy_apart(Unit& unit) {
+  while (!unit.apart.empty()) {
+    std::vector<at::Tensor> from, to, other, others;
+    const at::ScalarType type = unit.apart.front().scalar_type();
+    for (size_t i = 0; i < unit.apart.size(); ++i) {
+      const bool same = unit.apart[i].scalar_type() == type;
+      (same ? from : other).push_back(unit.apart[i]);
+      (same ? to : others).push_back(unit.places[i]);
+    }
+    at::_foreach_copy_(to, from);
+    unit.apart = std::move(other);
+    unit.places = std::move(others);
+  }
+}
+
+// This rank's part of the table's means; a space is padded behind its table.
+at::Tensor ShardedGrads::means_of_rows(const Space& space, const UnitShard& plan) const {
+  const int64_t numel = plan.slots.front().numel;
+  const int64_t begin = std::min(numel, group_.rank() * space.mean.numel());
+  return space.mean.narrow(0, 0, std::min(space.mean.numel(), numel - begin));
+}
+
+void ShardedGrads::clear_rows(const Space& space, const UnitShard& plan) const {
+  // With replicas rows of other groups are in the means too.
+  if (replicas_ != nullptr) {
+    space.mean.zero_();
+    return;
+  }
+  space.rows->clear(means_of_rows(space, plan),
+                    std::min(plan.slots.front().numel, group_.rank() * space.mean.numel()));
+}
+
+void ShardedGrads::add_up_rows(const Space& space, const UnitShard& plan) const {
+  space.rows->add_up(means_of_rows(space, plan),
+                     std::min(plan.slots.front().numel, group_.rank() * space.mean.numel()));
 }
 
 void ShardedGrads::add_mean(Space& space, const at::Tensor& wire, bool first) {
@@ -343,7 +385,7 @@ void ShardedGrads::reduce_external() {
     const UnitShard& flat = plan_.spaces[s];
     if (!flat.external) continue;
     if (space.rows) {
-      space.rows->send(/*clear=*/true, "external");
+      space.rows->send("external");
       continue;
     }
     if (!space.wire.is_same(space.external)) space.wire.copy_(space.external);
@@ -354,7 +396,6 @@ void ShardedGrads::reduce_external() {
 }
 
 void ShardedGrads::finish() {
-  ops::withdraw_gradient_places(this);
   if (alone_) return;
   const at::NoGradGuard no_grad;
   // In the order in which they were sent.
@@ -366,10 +407,7 @@ void ShardedGrads::finish() {
     if (!plan_.spaces[s].external) continue;
     if (space.rows) {
       space.rows->wait();
-      space.mean.zero_();
-      const int64_t begin = group_.rank() * space.mean.numel();
-      const int64_t count = plan_.spaces[s].slots.front().numel - begin;
-      space.rows->add_up(space.mean.narrow(0, 0, std::min(space.mean.numel(), count)), begin);
+      add_up_rows(space, plan_.spaces[s]);
     } else if (space.scatter.valid()) {
       space.scatter.wait();
       space.scatter = {};

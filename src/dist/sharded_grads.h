@@ -3,13 +3,14 @@
 // unit while the backward pass goes on, added up in fp32 over the micro-batches.
 //
 // A gradient that autograd hands over goes into the unit's wire buffer, so whole gradients exist
-// for one unit at a time; where the types are those of the weights, products write there themselves
-// (ops/gradient_place.h). The root has a wire buffer of its own, because it collects during the
-// whole backward pass; the others take turns with two, so that one is sent while the next fills.
-// Where a step has one pass and the group widens, narrow gradients are sent as they are and added
-// up in the wider type. External gradients stay whole on every rank over all micro-batches and are
-// averaged once a step; of a table that exchanges rows only these move (row_exchange.h). With one
-// rank alone there is nothing to send: gradients are views of flat tensors, as in ddp.h.
+// for one unit at a time; where the types are those of the weights, the products of a unit
+// write there themselves (ops/gradient_place.h). The root has a wire buffer of its own, because it
+// collects during the whole backward pass; the others take turns with two, so that one is sent
+// while the next fills. Where a step has one pass and the group widens, narrow gradients are sent
+// as they are and added up in the wider type. External gradients stay whole on every rank over all
+// micro-batches and are averaged once a step; of a table that exchanges rows only these move
+// (row_exchange.h). With one rank alone there is nothing to send: gradients are views of flat
+// tensors, as in ddp.h.
 
 #include <ATen/core/Tensor.h>
 
@@ -21,6 +22,7 @@
 #include "dist/communicator.h"
 #include "dist/ddp.h"
 #include "dist/plan.h"
+#include "ops/gradient_place.h"
 
 namespace longship::dist {
 
@@ -34,8 +36,11 @@ class ShardedGrads {
 
   void begin_step();
   void begin_micro_batch();
-  /// Before the backward pass of a unit, whose weights are in place: offers their gradients'.
+  /// Before the backward pass of a unit, whose weights are in place: offers their gradients', until
+  /// those of the next unit or the end of the pass. Not the root's, whose products run between the
+  /// units.
   void offer_places(int64_t unit);
+  void withdraw_places() { offers_.withdraw(); }
   /// The gradient in param.grad is complete for this micro-batch. Throws InternalError for one that
   /// the plan excludes or that comes twice.
   void arrived(int64_t param);
@@ -99,6 +104,10 @@ class ShardedGrads {
   void take_buffer(int64_t unit);
   void finish_scatter(int64_t unit);
   void add_mean(Space& space, const at::Tensor& wire, bool first);
+  void clear_rows(const Space& space, const UnitShard& plan) const;
+  void add_up_rows(const Space& space, const UnitShard& plan) const;
+  at::Tensor means_of_rows(const Space& space, const UnitShard& plan) const;
+  static void copy_apart(Unit& unit);
   void begin_replicate(Space& space, const std::string& detail);
 
   Communicator& group_;
@@ -111,6 +120,7 @@ class ShardedGrads {
   std::vector<Space> spaces_;
   std::vector<Unit> units_;
   std::vector<Buffer> buffers_;  // the root's, then those that take turns
+  ops::GradientPlaces offers_;
   int64_t turn_ = 0;
   std::vector<char> ready_;         // by parameter, in this micro-batch
   std::vector<int64_t> offset_of_;  // by parameter, in its space

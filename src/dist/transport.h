@@ -42,6 +42,9 @@ class Transport {
   /// Whether sums and means of bf16 may be had in fp32, added up in fp32 and never rounded: by
   /// all_reduce_into(), and by reduce_scatter() with an fp32 output and a bf16 input.
   virtual bool widens() const { return false; }
+  /// Whether such a sum moves the input as it is; otherwise in fp32, where the transport has to ask
+  /// another.
+  virtual bool moves_narrow(const at::Tensor& /*input*/) const { return widens(); }
   /// output [n] fp32 gets the reduced input [n] bf16, which stays as it is. kSum and kMean, and
   /// only where widens().
   virtual std::unique_ptr<Pending> all_reduce_into(at::Tensor output, at::Tensor input,

@@ -17,10 +17,6 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Variable;
 using torch::autograd::variable_list;
 
-at::Tensor rows_of(const at::Tensor& x) {
-  return x.dim() == 2 ? x : x.reshape({-1, x.size(-1)});
-}
-
 // What the library's own does, with the weight's gradient in the place that is offered for it.
 class PlacedLinear : public torch::autograd::Function<PlacedLinear> {
  public:
@@ -54,7 +50,7 @@ class PlacedLinear : public torch::autograd::Function<PlacedLinear> {
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
   const at::ScalarType dtype = x.scalar_type();
   if (at::GradMode::is_enabled() && weight.requires_grad() && weight.scalar_type() == dtype &&
-      (!bias.defined() || bias.scalar_type() == dtype) && ops::has_gradient_place(weight)) {
+      (!bias.defined() || bias.scalar_type() == dtype) && ops::gradient_places_are_used()) {
     return PlacedLinear::apply(x, weight, bias.defined() ? at::TensorList(bias) : at::TensorList());
   }
   return at::linear(x, weight.to(dtype), bias.defined() ? bias.to(dtype) : bias);

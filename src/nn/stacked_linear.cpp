@@ -17,10 +17,6 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Variable;
 using torch::autograd::variable_list;
 
-at::Tensor rows_of(const at::Tensor& x) {
-  return x.dim() == 2 ? x : x.reshape({-1, x.size(-1)});
-}
-
 /// Appends the row slices of `all` that belong to the parts whose row counts are given.
 void append_slices(const at::Tensor& all, at::IntArrayRef rows, variable_list& out) {
   int64_t begin = 0;

@@ -9,4 +9,7 @@ namespace longship::nn {
 /// place that is offered for `weight` (ops/gradient_place.h), else in memory of its own.
 at::Tensor weight_gradient(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& weight);
 
+/// [..., width] as [rows, width].
+at::Tensor rows_of(const at::Tensor& x);
+
 }  // namespace longship::nn

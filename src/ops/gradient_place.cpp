@@ -15,7 +15,8 @@ struct Offer {
 
 struct Offers {
   std::mutex mutex;  // backward passes run on threads of autograd
-  const void* owner = nullptr;
+  int64_t collectors = 0;
+  const GradientPlaces* owner = nullptr;
   std::map<const void*, Offer> by_address;  // of the parameter
 };
 
@@ -26,10 +27,23 @@ Offers& offers() {
 
 }  // namespace
 
-void offer_gradient_places(const void* owner, const std::vector<GradientPlace>& places) {
+GradientPlaces::GradientPlaces() {
   Offers& all = offers();
   const std::lock_guard lock(all.mutex);
-  all.owner = owner;
+  ++all.collectors;
+}
+
+GradientPlaces::~GradientPlaces() {
+  withdraw();
+  Offers& all = offers();
+  const std::lock_guard lock(all.mutex);
+  --all.collectors;
+}
+
+void GradientPlaces::offer(const std::vector<GradientPlace>& places) {
+  Offers& all = offers();
+  const std::lock_guard lock(all.mutex);
+  all.owner = this;
   all.by_address.clear();
   for (const auto& [param, place] : places) {
     LS_CHECK(param.is_contiguous() && place.is_contiguous() && param.sizes() == place.sizes() &&
@@ -40,19 +54,18 @@ void offer_gradient_places(const void* owner, const std::vector<GradientPlace>& 
   }
 }
 
-void withdraw_gradient_places(const void* owner) {
+void GradientPlaces::withdraw() {
   Offers& all = offers();
   const std::lock_guard lock(all.mutex);
-  if (all.owner != owner) return;
+  if (all.owner != this) return;
   all.owner = nullptr;
   all.by_address.clear();
 }
 
-bool has_gradient_place(const at::Tensor& weight) {
-  if (!weight.has_storage() || weight.is_meta()) return false;
+bool gradient_places_are_used() {
   Offers& all = offers();
   const std::lock_guard lock(all.mutex);
-  return all.by_address.contains(weight.const_data_ptr());
+  return all.collectors > 0;
 }
 
 at::Tensor take_gradient_place(const at::Tensor& weight) {
@@ -61,20 +74,22 @@ at::Tensor take_gradient_place(const at::Tensor& weight) {
   const std::lock_guard lock(all.mutex);
   const char* param = static_cast<const char*>(weight.const_data_ptr());
   const char* const end = param + weight.nbytes();
-  const char* next = nullptr;  // where the following place has to be
   std::vector<Offer*> found;
   while (param < end) {
     const auto at = all.by_address.find(param);
     if (at == all.by_address.end()) return {};
     Offer& offer = at->second;
-    const char* place = static_cast<const char*>(offer.place.const_data_ptr());
-    if (offer.taken || (next != nullptr && place != next) ||
-        offer.place.scalar_type() != weight.scalar_type()) {
-      return {};
+    if (offer.taken || offer.place.scalar_type() != weight.scalar_type()) return {};
+    if (!found.empty()) {
+      const at::Tensor& before = found.back()->place;
+      const char* behind = static_cast<const char*>(before.const_data_ptr()) + before.nbytes();
+      if (offer.place.const_data_ptr() != behind ||
+          !offer.place.storage().is_alias_of(before.storage())) {
+        return {};
+      }
     }
     found.push_back(&offer);
     param += offer.place.nbytes();
-    next = place + offer.place.nbytes();
   }
   if (param != end) return {};
   for (Offer* offer : found) offer->taken = true;

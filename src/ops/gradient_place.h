@@ -17,14 +17,25 @@ struct GradientPlace {
   at::Tensor place;  // contiguous, of the parameter's shape, dtype and device
 };
 
-/// Replaces all offers of the process by these, each for one use. Thread-safe, as all of this.
-/// Throws InternalError for a place that does not fit.
-void offer_gradient_places(const void* owner, const std::vector<GradientPlace>& places);
-/// Ends the offers of `owner`, where they are the present ones.
-void withdraw_gradient_places(const void* owner);
+/// Offers of one collector of gradients. A process has one set of offers: those of the last
+/// collector that made any. Thread-safe, as all of this.
+class GradientPlaces {
+ public:
+  GradientPlaces();
+  ~GradientPlaces();
+  GradientPlaces(const GradientPlaces&) = delete;
+  GradientPlaces& operator=(const GradientPlaces&) = delete;
 
-/// Whether a place is offered for the parameter in whose memory `weight` begins.
-bool has_gradient_place(const at::Tensor& weight);
+  /// Replaces all offers by these, each for one use. Throws InternalError for a place that does not
+  /// fit.
+  void offer(const std::vector<GradientPlace>& places);
+  /// Ends its offers, where they are the present ones.
+  void withdraw();
+};
+
+/// Whether any collector is there: products then make gradients where these may lie, if it is by
+/// the time of the backward pass that places are offered.
+bool gradient_places_are_used();
 /// The place for the gradient of `weight`, which is a parameter or several that lie behind each
 /// other (stack_rows()), whose places must do so too; in its shape. Undefined where none is offered
 /// or it was taken before.

@@ -1,6 +1,6 @@
 #pragma once
 // Row-sparse sums over processes: a table of which a step touches few rows is exchanged as a list
-// of these rows. No dispatcher operators: nothing differentiates through them. Both are
+// of these rows. No dispatcher operators: nothing differentiates through them. All are
 // asynchronous on the current stream, allocate nothing and can be captured. All tensors are
 // contiguous and on one device, V, C and K are from 1 to 2^31 - 1; ShapeError for what does not
 // fit.
@@ -33,5 +33,11 @@ void pack_rows(const at::Tensor& table, const at::Tensor& flags, const at::Tenso
 void sum_row_lists(const at::Tensor& out, int64_t begin, const at::Tensor& rows,
                    const at::Tensor& values, const at::Tensor& slots, double divisor,
                    const at::Tensor& flags);
+
+/// The elements of all rows in W lists become zeros: out [n] (fp32 or bf16) stands for the elements
+/// [begin, begin + n) of a table [V, C] laid flat, rows [W, K + 1] int32 are lists of pack_rows.
+/// Numbers outside [0, V) are skipped.
+void clear_row_lists(const at::Tensor& out, int64_t begin, const at::Tensor& rows,
+                     int64_t table_rows, int64_t width);
 
 }  // namespace longship::ops

@@ -13,4 +13,7 @@ void sum_row_lists_device(const at::Tensor& out, int64_t begin, const at::Tensor
                           const at::Tensor& values, const at::Tensor& slots, float divisor,
                           const at::Tensor& flags);
 
+void clear_row_lists_device(const at::Tensor& out, int64_t begin, const at::Tensor& rows,
+                            int64_t table_rows, int64_t width);
+
 }  // namespace longship::ops

@@ -55,8 +55,8 @@ dist::CostOptions cost_of(const Recipe& recipe, const char* strategy, int64_t sh
   out.gradients_stay = recipe.train.cuda_graph == "per_microbatch";
   // Copy engines widen.
   const bool near = one_node || out.strategy == dist::Strategy::kHsdp;
-  out.widened = near && recipe.parallel.transport != "nccl" && out.micro_batches == 1 &&
-                !out.gradients_stay;
+  out.widened =
+      near && recipe.parallel.transport != "nccl" && out.micro_batches == 1 && !out.gradients_stay;
   return out;
 }
 

@@ -3,7 +3,6 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/linear.h>
 #include <ATen/ops/zeros_like.h>
 #include <fmt/core.h>
 #include <gtest/gtest.h>
@@ -13,6 +12,7 @@
 #include <sstream>
 
 #include "base/error.h"
+#include "nn/linear.h"
 #include "ranks.h"
 
 namespace longship::dist {
@@ -127,22 +127,22 @@ at::Tensor Mlp::loss(int64_t step, int64_t begin, int64_t end) const {
   using Tensors = std::vector<at::Tensor>;
   return nn::run_root(hooks, [&] {
     at::Tensor h = run(
-        "pre", [&](const Tensors& in) { return Tensors{at::linear(in[0], get("pre.weight"))}; }, x);
+        "pre", [&](const Tensors& in) { return Tensors{nn::linear(in[0], get("pre.weight"))}; }, x);
     const auto first = [this](const Tensors& in) {
-      return Tensors{at::linear(in[0], get("in.weight"), get("in.bias")).tanh()};
+      return Tensors{nn::linear(in[0], get("in.weight"), get("in.bias")).tanh()};
     };
     h = run("in", first, h);
     const auto mid = [this](const Tensors& in) {
-      const at::Tensor product = at::linear(in[0], get("mid.weight"), get("mid.bias"));
+      const at::Tensor product = nn::linear(in[0], get("mid.weight"), get("mid.bias"));
       return Tensors{(product * (1 + get("mid.gain"))).tanh()};
     };
     h = run("mid", mid, h);
     const auto frozen = [this](const Tensors& in) {
-      return Tensors{at::linear(in[0], get("frozen.weight")).tanh()};
+      return Tensors{nn::linear(in[0], get("frozen.weight")).tanh()};
     };
     h = run("frozen", frozen, h);
     const auto out = [this](const Tensors& in) {
-      return Tensors{at::linear(in[0], get("out.weight"), get("out.bias"))};
+      return Tensors{nn::linear(in[0], get("out.weight"), get("out.bias"))};
     };
     h = run("out", out, h) * get("scale");
     return (h.to(at::kFloat) - target).square().mean();

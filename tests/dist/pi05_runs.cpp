@@ -131,7 +131,8 @@ class Run {
     }
     if (reducer != nullptr) reducer->finish();
     if (fsdp_) fsdp_->finish();
-    if (options_.strategy == Strategy::kNone) point_at_gradients();
+    // ddp: the means, which may lie elsewhere than what the passes gave.
+    if (!zero1_ && !fsdp_) point_at_gradients();
     double norm = 0;
     decay();
     if (fsdp_) {
@@ -159,6 +160,8 @@ class Run {
           [&](const ParamSpec& spec, const at::Tensor& t) { whole[spec.name] = t.clone(); });
     }
     for (const auto& [name, tensor] : whole) {  // a few of each
+      // The true gradient of a key's bias is zero, which leaves noise for AdamW to scale up.
+      if (name.ends_with("k_proj.bias")) continue;
       const at::Tensor values = tensor.cpu().to(at::kDouble).flatten();
       for (int64_t k = 0; k < values.numel(); k += 1 + values.numel() / 5) {
         result.weights.push_back(values.const_data_ptr<double>()[k]);

@@ -28,4 +28,10 @@ struct Pi05RunOptions {
 /// With `cuda` and fewer devices than ranks the result is empty.
 TrainResult train_pi05(int64_t world_size, const Pi05RunOptions& options);
 
+/// Losses of the first half of a run, for runs that round differently: what that makes grows along
+/// the run.
+inline std::vector<double> first_half(const TrainResult& run) {
+  return {run.losses.begin(), run.losses.begin() + kSteps / 2};
+}
+
 }  // namespace longship::dist

@@ -16,9 +16,6 @@
 namespace longship::nn {
 namespace {
 
-using ops::offer_gradient_places;
-using ops::withdraw_gradient_places;
-
 // One layer alone and two that are multiplied as one, with room for their gradients behind each
 // other in one buffer.
 class WeightGradient : public ::testing::Test {
@@ -31,9 +28,7 @@ class WeightGradient : public ::testing::Test {
         first_(weights_.narrow(0, 0, 4).detach().requires_grad_()),
         second_(weights_.narrow(0, 4, 2).detach().requires_grad_()),
         x_(at::randn({5, 6}).requires_grad_()) {}
-  ~WeightGradient() override { withdraw_gradient_places(this); }
-
-  void offer() { offer_gradient_places(this, places()); }
+  void offer() { offers_.offer(places()); }
   std::vector<ops::GradientPlace> places() const {
     return {{layer_.detach(), place(0, 6)},
             {first_.detach(), place(36, 4)},
@@ -63,6 +58,7 @@ class WeightGradient : public ::testing::Test {
     }
   }
 
+  ops::GradientPlaces offers_;
   at::Tensor buffer_, weights_, layer_, bias_, first_, second_, x_;
 };
 
@@ -100,17 +96,18 @@ TEST_F(WeightGradient, WithoutAFittingPlaceIsAsBefore) {
                                                               {second_.detach(), place(60, 2)}},
                               std::vector<ops::GradientPlace>{{first_.detach(), place(48, 4)},
                                                               {second_.detach(), place(36, 2)}}}) {
-    offer_gradient_places(this, offered);
+    offers_.offer(offered);
     expect_same(gradients(loss()), plain);
     EXPECT_TRUE(at::equal(buffer_, untouched));
   }
-  // Another's end of its offers changes nothing; the owner's does.
+  // Another's end of its offers changes nothing; the owner's does. Places of two buffers that
+  // happen to be neighbours are no place for two weights.
   offer();
-  const int other = 0;
-  withdraw_gradient_places(&other);
-  EXPECT_TRUE(ops::has_gradient_place(layer_));
-  withdraw_gradient_places(this);
-  EXPECT_FALSE(ops::has_gradient_place(layer_));
+  ops::GradientPlaces other;
+  other.withdraw();
+  EXPECT_EQ(ops::take_gradient_place(layer_).data_ptr(), buffer_.data_ptr());
+  offers_.withdraw();
+  EXPECT_FALSE(ops::take_gradient_place(layer_).defined());
   expect_same(gradients(loss()), plain);
   EXPECT_TRUE(at::equal(buffer_, untouched));
 }
@@ -127,10 +124,9 @@ TEST_F(WeightGradient, OfOtherShapes) {
 }
 
 TEST_F(WeightGradient, PlacesThatDoNotFitAreRefused) {
-  EXPECT_THROW(offer_gradient_places(this, {{layer_.detach(), place(0, 4)}}), InternalError);
-  EXPECT_THROW(offer_gradient_places(this, {{layer_.detach(), place(0, 6).to(at::kDouble)}}),
-               InternalError);
-  EXPECT_THROW(offer_gradient_places(this, {{layer_.detach(), place(0, 6).t()}}), InternalError);
+  EXPECT_THROW(offers_.offer({{layer_.detach(), place(0, 4)}}), InternalError);
+  EXPECT_THROW(offers_.offer({{layer_.detach(), place(0, 6).to(at::kDouble)}}), InternalError);
+  EXPECT_THROW(offers_.offer({{layer_.detach(), place(0, 6).t()}}), InternalError);
 }
 
 }  // namespace

@@ -280,6 +280,30 @@ TEST(RowLists, RowsOutsideTheTableAreSkipped) {
   expect_rows_outside_are_skipped(at::kCPU);
 }
 
+// Rows 1 and 4 of a table of 6 rows of 3, of which `out` has the elements [4, 14); numbers outside
+// the table are skipped.
+void expect_listed_rows_are_cleared(at::Device device) {
+  at::Tensor rows = at::full({2, 3}, -1, at::TensorOptions(at::kInt));
+  rows[0][0] = 4;
+  rows[0][1] = 1;
+  rows[0][2] = 2;  // counts
+  rows[1][0] = 1;
+  rows[1][1] = 6;
+  rows[1][2] = 2;
+  for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+    const at::Tensor out = at::full({10}, 7, at::TensorOptions(type).device(device));
+    clear_row_lists(out, 4, rows.to(device), 6, 3);
+    at::Tensor expected = at::full({10}, 7, at::TensorOptions(type));
+    expected.narrow(0, 0, 2).zero_();  // the end of row 1
+    expected.narrow(0, 8, 2).zero_();  // the begin of row 4
+    EXPECT_TRUE(out.cpu().equal(expected)) << out.cpu();
+  }
+}
+
+TEST(RowLists, ListedRowsAreCleared) {
+  expect_listed_rows_are_cleared(at::kCPU);
+}
+
 void expect_refused(const std::function<void()>& call, const std::string& message) {
   try {
     call();
@@ -313,6 +337,14 @@ TEST(RowLists, PackRefusesWhatDoesNotFit) {
   expect_refused(pack(table, flags, rows.to(at::kLong), values), "rows must be Int, got Long");
   expect_refused(pack(at::zeros({4, 6}).t(), flags, rows, values), "table must be contiguous");
   expect_refused(pack(table, flags.to(at::kMeta), rows, values), "flags is on meta");
+}
+
+TEST(RowLists, ClearRefusesWhatDoesNotFit) {
+  const at::Tensor out = at::zeros({10}), rows = at::zeros({2, 3}, at::kInt);
+  expect_refused([&] { clear_row_lists(out, 9, rows, 6, 3); }, "elements [9, 19) of a table of 6");
+  expect_refused([&] { clear_row_lists(out, 0, rows.to(at::kLong), 6, 3); }, "rows");
+  expect_refused([&] { clear_row_lists(out.view({2, 5}), 0, rows, 6, 3); }, "out must be [n]");
+  expect_refused([&] { clear_row_lists(out.to(at::kDouble), 0, rows, 6, 3); }, "fp32 or bf16");
 }
 
 TEST(RowLists, SumRefusesWhatDoesNotFit) {
@@ -452,6 +484,11 @@ TEST(RowListsGpu, RowsOutsideTheTableAreSkipped) {
 }
 
 // Two processes' gradients of the token table of a large model; half of it is summed.
+TEST(RowListsGpu, ListedRowsAreCleared) {
+  if (!runtime::cuda_available()) GTEST_SKIP() << "no CUDA device";
+  expect_listed_rows_are_cleared(at::kCUDA);
+}
+
 TEST(RowListsGpu, AWholeTokenTable) {
   if (!runtime::cuda_available()) GTEST_SKIP() << "no CUDA device";
   constexpr int64_t kRows = 257152, kWidth = 2048, kPlaces = 6400, kTouched = 1900;

@@ -4,13 +4,13 @@
 // Sum: every list's places are written into a table by row (slots); then a warp per place of a list
 // sums this row over all lists, unless an earlier list has it: its warp does. The order inside the
 // lists, which is the one thing that differs from run to run, is not seen in the sums.
-#include <cmath>
 #include <limits>
 #include <type_traits>
 
 #include "kernels/activation/pack.cuh"
 #include "kernels/common/launch.cuh"
 #include "kernels/exchange/row_lists.h"
+#include "kernels/exchange/scaled.cuh"
 
 namespace longship::kernels {
 namespace {
@@ -146,12 +146,6 @@ __global__ void __launch_bounds__(kThreads) slots_kernel(Lists<T> of) {
   if (of.in_table(row)) of.slots[list * of.table_rows + row] = static_cast<int32_t>(place);
 }
 
-// Dividing by a power of two is multiplying by its reciprocal, bit for bit.
-template <bool kDivide>
-__device__ __forceinline__ float scaled(float value, float scale) {
-  return kDivide ? __fdiv_rn(value, scale) : value * scale;
-}
-
 /// Adds the runs first, first + 32, ... of `from` that are below `runs`.
 template <class T, int N, bool kDivide>
 __device__ __forceinline__ void add_runs(const T* from, int64_t first, int64_t runs, float scale,
@@ -219,6 +213,24 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+/// A warp for each place of a list.
+template <class Out>
+__global__ void __launch_bounds__(kThreads)
+    clear_row_lists_kernel(Out* out, const int32_t* rows, int64_t lists, int64_t places,
+                           int64_t width, int64_t table_rows, int64_t begin, int64_t end) {
+  await_previous_kernel();
+  const int lane = threadIdx.x % 32;
+  const int64_t flat = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
+  if (flat >= lists * places) return;
+  const int64_t list = flat / places;
+  const int64_t row = rows[flat + list];  // a list has places + 1 numbers
+  if (row < 0 || row >= table_rows) return;
+  const int64_t last = min((row + 1) * width, end);
+  for (int64_t i = max(row * width, begin) + lane; i < last; i += 32) {
+    out[i - begin] = static_cast<Out>(0.0f);
+  }
+}
+
 constexpr int64_t kMaxInt = std::numeric_limits<int32_t>::max();
 
 bool fits(int64_t extent) {
@@ -230,6 +242,15 @@ cudaError_t preset(int32_t* data, int64_t count, int32_t last, cudaStream_t stre
   if (!fits(blocks)) return cudaErrorInvalidValue;
   launch_kernel(preset_kernel, static_cast<unsigned>(blocks), kThreads, 0, stream, data, count,
                 last);
+  return cudaGetLastError();
+}
+
+template <class Out>
+cudaError_t clear_of(const ClearRowListsArgs& args, cudaStream_t stream) {
+  launch_kernel(clear_row_lists_kernel<Out>,
+                static_cast<unsigned>(pack::ceil_div(args.lists * args.places, kWarps)), kThreads,
+                0, stream, static_cast<Out*>(args.out), args.rows, args.lists, args.places,
+                args.width, args.table_rows, args.begin, args.begin + args.count);
   return cudaGetLastError();
 }
 
@@ -268,9 +289,8 @@ cudaError_t sum_of(const SumRowListsArgs& args, cudaStream_t stream) {
   if (status != cudaSuccess) return status;
   const bool wide = args.width % pack::kWide == 0 && args.begin % pack::kWide == 0 &&
                     args.count % pack::kWide == 0 && pack::aligned16(args.out, args.values);
-  int exponent = 0;
   const float reciprocal = 1 / args.divisor;
-  if (std::frexp(args.divisor, &exponent) == 0.5f && std::isfinite(reciprocal)) {
+  if (reciprocal_is_exact(args.divisor)) {
     wide ? launch_sum<T, Out, pack::kWide, false>(args, of, reciprocal, stream)
          : launch_sum<T, Out, 1, false>(args, of, reciprocal, stream);
   } else {
@@ -292,6 +312,15 @@ cudaError_t pack_rows(const PackRowsArgs& args, cudaStream_t stream) {
   }
   return wide ? pack_of<__nv_bfloat16, pack::kWide>(args, stream)
               : pack_of<__nv_bfloat16, 1>(args, stream);
+}
+
+cudaError_t clear_row_lists(const ClearRowListsArgs& args, cudaStream_t stream) {
+  if (!fits(args.lists) || !fits(args.places) || !fits(args.width) || !fits(args.table_rows) ||
+      !fits(pack::ceil_div(args.lists * args.places, kWarps))) {
+    return cudaErrorInvalidValue;
+  }
+  return args.type == ElementType::kFloat32 ? clear_of<float>(args, stream)
+                                            : clear_of<__nv_bfloat16>(args, stream);
 }
 
 cudaError_t sum_row_lists(const SumRowListsArgs& args, cudaStream_t stream) {

@@ -47,9 +47,24 @@ struct SumRowListsArgs {
   float divisor = 1;
 };
 
+/// out becomes zero in every row that a list has, for every place inside `out`.
+struct ClearRowListsArgs {
+  ElementType type = ElementType::kFloat32;
+  void* out = nullptr;  // [count], the elements [begin, begin + count) of the table
+  int64_t begin = 0;
+  int64_t count = 0;
+  const int32_t* rows = nullptr;  // [lists, places + 1]
+  int64_t lists = 0;              // these: 1 to 2^31 - 1
+  int64_t places = 0;
+  int64_t width = 0;
+  int64_t table_rows = 0;
+};
+
 /// Asynchronous on `stream`; two kernels.
 cudaError_t pack_rows(const PackRowsArgs& args, cudaStream_t stream);
 /// Asynchronous on `stream`; three kernels.
 cudaError_t sum_row_lists(const SumRowListsArgs& args, cudaStream_t stream);
+/// Asynchronous on `stream`; one kernel.
+cudaError_t clear_row_lists(const ClearRowListsArgs& args, cudaStream_t stream);
 
 }  // namespace longship::kernels

@@ -3,9 +3,9 @@
 // the runs of all parts before it adds up the first. 8 elements a run, kPerThread runs at once for
 // few parts; one element at a time where addresses do not allow 16-byte accesses.
 #include <algorithm>
-#include <cmath>
 
 #include "kernels/activation/pack.cuh"
+#include "kernels/exchange/scaled.cuh"
 #include "kernels/exchange/sum_parts.h"
 
 namespace longship::kernels {
@@ -18,12 +18,6 @@ struct Pointers {
   Out* out;
   const T* parts[kMaxParts];
 };
-
-// Dividing by a power of two is multiplying by its reciprocal, bit for bit.
-template <bool kDivide>
-__device__ __forceinline__ float scaled(float value, float scale) {
-  return kDivide ? __fdiv_rn(value, scale) : value * scale;
-}
 
 template <class T, class Out, int kParts, int N, bool kDivide>
 __global__ void __launch_bounds__(kThreads)
@@ -93,9 +87,8 @@ void sum_of(const SumPartsArgs& args, cudaStream_t stream) {
     return;
   } else {
     if (args.num_parts != kParts) return sum_of<T, Out, kParts + 1>(args, stream);
-    int exponent = 0;
-    const bool power = std::frexp(args.divisor, &exponent) == 0.5f;
-    power ? sum<T, Out, kParts, false>(args, stream) : sum<T, Out, kParts, true>(args, stream);
+    reciprocal_is_exact(args.divisor) ? sum<T, Out, kParts, false>(args, stream)
+                                      : sum<T, Out, kParts, true>(args, stream);
   }
 }
 

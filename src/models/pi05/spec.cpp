@@ -129,6 +129,9 @@ class Pi05Family : public ModelFamily {
                                          uint64_t seed) const override {
     const Pi05Config& own = own_config(config);
     const Pi05Sizes sizes = own.sizes();
+    LS_CHECK(shape.tokens <= sizes.token_limit, ConfigError,
+             "random batches of {} text tokens a sample: model.token_limit allows {}", shape.tokens,
+             sizes.token_limit);
     const int64_t size = sizes.vision.image_size;
     auto out = std::make_unique<Pi05Batch>();
     const auto fill = [&](at::Tensor& tensor, std::vector<int64_t> dims, uint64_t part) {

@@ -55,6 +55,14 @@ void check_pack_rows(const at::Tensor& table, const at::Tensor& flags, const at:
   check_devices(kOp, {{"table", table}, {"flags", flags}, {"rows", rows}, {"values", values}});
 }
 
+/// `out` is a stretch of the table.
+void check_part(const char* op, const at::Tensor& out, int64_t begin, int64_t table_rows,
+                int64_t width) {
+  LS_CHECK(begin >= 0 && begin <= table_rows * width - out.numel(), ShapeError,
+           "{}: out is the elements [{}, {}) of a table of {} x {} = {}", op, begin,
+           begin + out.numel(), table_rows, width, table_rows * width);
+}
+
 void check_sum_row_lists(const at::Tensor& out, int64_t begin, const at::Tensor& rows,
                          const at::Tensor& values, const at::Tensor& slots, double divisor,
                          const at::Tensor& flags) {
@@ -82,12 +90,26 @@ void check_sum_row_lists(const at::Tensor& out, int64_t begin, const at::Tensor&
     check_contiguous(kOp, {{"flags", flags}});
     check_devices(kOp, {{"out", out}, {"flags", flags}});
   }
-  LS_CHECK(begin >= 0 && begin <= table_rows * width - out.numel(), ShapeError,
-           "{}: out is the elements [{}, {}) of a table of {} x {} = {}", kOp, begin,
-           begin + out.numel(), table_rows, width, table_rows * width);
+  check_part(kOp, out, begin, table_rows, width);
   const auto rounded = static_cast<float>(divisor);
   LS_CHECK(rounded > 0 && std::isfinite(rounded), ShapeError,
            "{}: divisor {}; must be a positive number of fp32", kOp, divisor);
+}
+
+void check_clear_row_lists(const at::Tensor& out, int64_t begin, const at::Tensor& rows,
+                           int64_t table_rows, int64_t width) {
+  constexpr const char* kOp = "clear_row_lists";
+  check_rank(kOp, {"out", out}, 1, "[n]");
+  check_rank(kOp, {"rows", rows}, 2, "[W, K + 1]");
+  check_extent(kOp, "W, the number of lists,", rows.size(0));
+  check_extent(kOp, "V, the rows of the table,", table_rows);
+  check_extent(kOp, "C, the columns of the table,", width);
+  check_extent(kOp, "K, the places of a list,", rows.size(1) - 1);
+  check_type(kOp, {"out", out});
+  check_dtype(kOp, {"rows", rows}, at::kInt);
+  check_contiguous(kOp, {{"out", out}, {"rows", rows}});
+  check_devices(kOp, {{"out", out}, {"rows", rows}});
+  check_part(kOp, out, begin, table_rows, width);
 }
 
 /// By the bits, so that no mode of the processor takes the smallest numbers for zeros.
@@ -207,6 +229,23 @@ void sum_row_lists(const at::Tensor& out, int64_t begin, const at::Tensor& rows,
   });
 }
 
+void clear_row_lists(const at::Tensor& out, int64_t begin, const at::Tensor& rows,
+                     int64_t table_rows, int64_t width) {
+  check_clear_row_lists(out, begin, rows, table_rows, width);
+  if (!out.is_cpu()) return clear_row_lists_device(out, begin, rows, table_rows, width);
+  const int64_t lists = rows.size(0), places = rows.size(1) - 1, end = begin + out.numel();
+  const int32_t* numbers = rows.const_data_ptr<int32_t>();
+  dispatch_float("clear_row_lists", out.scalar_type(), [&]<class T>(T, auto) {
+    T* to = out.mutable_data_ptr<T>();
+    for (int64_t i = 0; i < lists * places; ++i) {
+      const int64_t row = numbers[i / places * (places + 1) + i % places];
+      if (row < 0 || row >= table_rows) continue;
+      const int64_t first = std::max(row * width, begin), last = std::min((row + 1) * width, end);
+      if (first < last) std::fill(to + first - begin, to + last - begin, T(0));
+    }
+  });
+}
+
 #ifndef LS_OPS_CUDA
 void pack_rows_device(const at::Tensor& table, const at::Tensor&, const at::Tensor&,
                       const at::Tensor&, bool) {
@@ -218,6 +257,11 @@ void sum_row_lists_device(const at::Tensor& out, int64_t, const at::Tensor&, con
                           const at::Tensor&, float, const at::Tensor&) {
   throw DeviceError(
       fmt::format("sum_row_lists: no implementation for device {}", out.device().str()));
+}
+
+void clear_row_lists_device(const at::Tensor& out, int64_t, const at::Tensor&, int64_t, int64_t) {
+  throw DeviceError(
+      fmt::format("clear_row_lists: no implementation for device {}", out.device().str()));
 }
 #endif
 

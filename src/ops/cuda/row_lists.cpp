@@ -47,4 +47,21 @@ void sum_row_lists_device(const at::Tensor& out, int64_t begin, const at::Tensor
   check_launch("sum_row_lists", kernels::sum_row_lists(args, c10::cuda::getCurrentCUDAStream()));
 }
 
+void clear_row_lists_device(const at::Tensor& out, int64_t begin, const at::Tensor& rows,
+                            int64_t table_rows, int64_t width) {
+  const c10::cuda::CUDAGuard guard(out.device());
+  kernels::ClearRowListsArgs args;
+  args.type = element_of("clear_row_lists", out);
+  args.out = out.mutable_data_ptr();
+  args.begin = begin;
+  args.count = out.numel();
+  args.rows = rows.const_data_ptr<int32_t>();
+  args.lists = rows.size(0);
+  args.places = rows.size(1) - 1;
+  args.width = width;
+  args.table_rows = table_rows;
+  check_launch("clear_row_lists",
+               kernels::clear_row_lists(args, c10::cuda::getCurrentCUDAStream()));
+}
+
 }  // namespace longship::ops
