@@ -9,7 +9,7 @@ Parts, each a list of rows in the JSON:
   tests   the test binaries beside the program: longship_dist_tests (NcclGpu, DeviceClockGpu, PeerTransportGpu) and, on
           two GPUs, longship_train_parallel_tests (ParallelGpu: bf16, graphs bit for bit, resumes, a killed rank)
   bench   `longship bench train configs/pi05/full.yaml`, 32 samples a GPU, at 1, 2, ... GPUs with every strategy:
-          samples/s, share of N times one GPU, communication that is exposed, bytes sent, memory
+          samples/s, share of what N GPUs do alone, communication that is exposed, bytes sent, memory
   faults  SIGKILL of one process: the others end with exit code 7 and name it; SIGTERM of one: all finish the step,
           save once and end with exit code 130
 
@@ -26,18 +26,16 @@ import argparse
 import json
 import math
 import os
-import random
-import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+from rank_processes import ROOT, Fault, Ranks, kill_group, last_words, require, require_success
+
 STEPS = 10
 FP32_BOUND = 2e-6  # of losses, relative: kFp32LossBound of tests/train_parallel/bounds.h
 MARGIN_S = 5       # of the time limit, kept for the report
@@ -51,112 +49,7 @@ SIZES = {
     'groot_n16': ('configs/groot_n16/pusht_demo.yaml', GROOT),
     'groot_n17': ('configs/groot_n17/pusht_demo.yaml', GROOT),
 }
-LAUNCHER = re.compile(r'^(RANK|WORLD_SIZE|LOCAL_|MASTER_|GROUP_|ROLE_|TORCHELASTIC_|SLURM_|OMPI_|PMI|MPI_)')
 HSDP_NEEDS_FOUR = 'hsdp needs four processes: two copies of the model, each shared by two'
-
-
-class Fault(Exception):
-    """Makes a row red."""
-
-
-def require(holds, text):
-    if not holds:
-        raise Fault(text)
-
-
-def free_port():
-    """Below the range that the kernel gives to connections: a run beside makes those by the dozen before ours begins."""
-    for _ in range(1000):
-        port = random.randrange(15000, 30000)
-        with socket.socket() as probe:
-            try:
-                probe.bind(('', port))
-                return port
-            except OSError:
-                pass
-    raise Fault('no free port between 15000 and 30000')
-
-
-def last_words(texts):
-    """What a person reads first of the outputs of failed processes."""
-    for pattern in (r'error', r'.'):
-        for text in texts:
-            lines = [line.strip() for line in text.splitlines() if re.search(pattern, line, re.IGNORECASE)]
-            if lines:
-                return lines[-1][:800]
-    return 'no output'
-
-
-class Ranks:
-    """Processes of one run, each in a process group of its own. One alone gets no launcher's variables."""
-
-    alive = set()
-    closed = False  # the script is ending
-    lock = threading.Lock()
-
-    def __init__(self, folder, command, count, places, device):
-        self.outputs = [os.path.join(folder, f'rank{r}.out') for r in range(count)]
-        self.processes = []
-        environment = {k: v for k, v in os.environ.items() if not LAUNCHER.match(k)}
-        environment['OMP_NUM_THREADS'] = '1'
-        environment['TMPDIR'] = folder
-        if device == 'cuda':
-            environment['CUDA_VISIBLE_DEVICES'] = ','.join(map(str, places))
-        if count > 1:
-            environment.update(WORLD_SIZE=str(count), LOCAL_WORLD_SIZE=str(count), MASTER_ADDR='127.0.0.1',
-                               MASTER_PORT=str(free_port()))
-        for r, path in enumerate(self.outputs):
-            own = dict(environment, RANK=str(r), LOCAL_RANK=str(r)) if count > 1 else environment
-            with open(path, 'wb') as out, self.lock:
-                require(not Ranks.closed, 'the script was interrupted')
-                process = subprocess.Popen(command, cwd=ROOT, env=own, stdout=out, stderr=out,
-                                           stdin=subprocess.DEVNULL, start_new_session=True)
-                self.processes.append(process)
-                self.alive.add(process)
-
-    def codes(self):
-        return [process.poll() for process in self.processes]
-
-    def wait(self, deadline, grace_s=math.inf):
-        """Until all have ended; False when `deadline` came first, or one failed `grace_s` ago and others go on."""
-        while None in self.codes():
-            if time.time() > deadline:
-                return False
-            if any(self.codes()):
-                deadline, grace_s = min(deadline, time.time() + grace_s), math.inf
-            time.sleep(0.05)
-        return True
-
-    def kill(self):
-        for process in self.processes:
-            kill_group(process)
-        for process in self.processes:
-            process.wait()
-        with self.lock:
-            self.alive.difference_update(self.processes)
-
-    def text(self, rank):
-        with open(self.outputs[rank], errors='replace') as file:
-            return file.read()
-
-
-def kill_group(process):
-    """What it started goes with it, also when it has ended itself."""
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        pass
-
-
-def require_success(ranks, limit_s, deadline):
-    finished = ranks.wait(deadline, grace_s=30)
-    codes = ranks.codes()
-    failed = [r for r, code in enumerate(codes) if code]
-    if finished and not failed:
-        return
-    words = last_words([ranks.text(r) for r in failed or range(len(codes))])
-    require(finished or failed, f'not done after {limit_s:.0f} s; {words}')
-    raise Fault(f'exit codes {codes}: {words}')
 
 
 def losses_of(folder):
@@ -351,7 +244,7 @@ class Plan:
                 os.path.join(folder, binary), f'--gtest_filter={filters}', '--gtest_output=json:FOLDER/tests.json'],
                                          estimate, limit, ranks=1))
 
-    def bench(self, count, strategy, settings):
+    def bench(self, count, strategy, settings, which=''):
         per_gpu, size = (32, ['configs/pi05/full.yaml', 'model.action_dim=14']) if self.gpu else (
             2, ['configs/pi05/tiny_test.yaml', 'model.action_dim=7', 'train.micro_batch=1', 'train.threads=1'])
         steps, warmup = (6, 3) if self.args.quick else (12, 5)
@@ -359,7 +252,7 @@ class Plan:
                    f'train.global_batch={per_gpu * count}', *settings, *self.args.override,
                    '--synthetic', '60' if self.gpu else '20', '--steps', str(steps), '--warmup', str(warmup),
                    '--json', 'FOLDER/report.json']
-        self.jobs.append(Bench('bench', f'{strategy} x{count}', count, command, 45 if self.gpu else 5, 150,
+        self.jobs.append(Bench('bench', f'{strategy} x{count}{which}', count, command, 45 if self.gpu else 5, 150,
                                strategy=strategy))
 
     def bench_all(self):
@@ -369,7 +262,12 @@ class Plan:
         if self.count < 4:
             self.skip('bench', f'hsdp x{self.count}', HSDP_NEEDS_FOUR)
         if self.args.quick or self.count == 2:
-            self.bench(1, 'none', [])
+            self.singles()
+
+    def singles(self):
+        """Every GPU alone, all at a time: they differ by a percent, and a common step waits for the slowest."""
+        for number in range(self.count if self.gpu and not self.args.quick else 1):
+            self.bench(1, 'none', [], f' #{number + 1}' if number else '')
 
     def bench_fewer(self):
         if self.args.quick or self.count == 2:
@@ -380,7 +278,7 @@ class Plan:
             for n, left in waiting.items():
                 if left:
                     self.bench(n, *left.pop(0))
-        self.bench(1, 'none', [])
+        self.singles()
         self.skip('bench', 'hsdp x2', HSDP_NEEDS_FOUR)
 
     def faults(self):
@@ -486,11 +384,12 @@ def compare_losses(jobs):
 
 
 def add_efficiency(jobs):
+    """Of as many times the mean of what the GPUs do alone."""
     rows = [job.row for job in jobs if isinstance(job, Bench) and 'samples_per_s' in job.row]
-    one = next((row['samples_per_s'] for row in rows if row['gpus'] == 1), None)
+    alone = [row['samples_per_s'] for row in rows if row['gpus'] == 1]
     for row in rows:
-        if one:
-            row['efficiency'] = round(row['samples_per_s'] / (row['gpus'] * one), 4)
+        if alone:
+            row['efficiency'] = round(row['samples_per_s'] / (row['gpus'] * sum(alone) / len(alone)), 4)
 
 
 def report_of(plan, args, seconds, names):
