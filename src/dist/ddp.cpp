@@ -193,7 +193,7 @@ void GradReducer::begin_step() {
     buckets_[b].apart.clear();
     buckets_[b].places.clear();
     if (buckets_[b].rows) {
-      const RowPart means = means_of_rows(static_cast<int64_t>(b));
+      const RowPart means = means_of_rows(buckets_[b]);
       buckets_[b].rows->clear(means.out, means.begin);
     } else if (buckets_[b].stays) {
       buckets_[b].flat.zero_();
@@ -397,20 +397,17 @@ void GradReducer::finish() {
   if (mode_ == ReduceMode::kAllReduce) point_at_means();
 }
 
-// The table itself, or this rank's part of it; a bucket is padded behind its table.
-GradReducer::RowPart GradReducer::means_of_rows(int64_t bucket) const {
-  const int64_t numel = plan_.buckets[static_cast<size_t>(bucket)].slots.front().numel;
-  if (mode_ == ReduceMode::kAllReduce) return {state(bucket).flat.narrow(0, 0, numel), 0};
-  const at::Tensor& shard = state(bucket).shard;
-  const int64_t begin = std::min(numel, communicator_.rank() * shard.numel());
-  return {shard.narrow(0, 0, std::min(shard.numel(), numel - begin)), begin};
+// The table itself, or this rank's part of it.
+GradReducer::RowPart GradReducer::means_of_rows(const BucketState& bucket) const {
+  if (mode_ == ReduceMode::kAllReduce) return {bucket.flat, 0};
+  return {bucket.shard, communicator_.rank() * bucket.shard.numel()};
 }
 
 void GradReducer::add_up_rows() {
-  for (size_t b = 0; b < buckets_.size(); ++b) {
-    if (!buckets_[b].rows) continue;
-    const RowPart means = means_of_rows(static_cast<int64_t>(b));
-    buckets_[b].rows->add_up(means.out, means.begin);
+  for (const BucketState& bucket : buckets_) {
+    if (!bucket.rows) continue;
+    const RowPart means = means_of_rows(bucket);
+    bucket.rows->add_up(means.out, means.begin);
   }
 }
 

@@ -153,7 +153,7 @@ class GradReducer {
     at::Tensor out;
     int64_t begin = 0;
   };
-  RowPart means_of_rows(int64_t bucket) const;
+  RowPart means_of_rows(const BucketState& bucket) const;
   void add_up_rows();
   void find_missing();
   void fill_unseen();

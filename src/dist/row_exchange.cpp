@@ -4,6 +4,8 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 
+#include <algorithm>
+
 #include "base/error.h"
 #include "ops/row_lists.h"
 
@@ -45,12 +47,19 @@ void RowExchange::wait() {
   numbers_handle_.wait();
 }
 
-void RowExchange::clear(const at::Tensor& out, int64_t begin) {
-  ops::clear_row_lists(out, begin, numbers_, grad_.size(0), grad_.size(1));
+RowExchange::Part RowExchange::in_table(const at::Tensor& out, int64_t begin) const {
+  const int64_t first = std::min(begin, grad_.numel());
+  return {out.narrow(0, 0, std::min(out.numel(), grad_.numel() - first)), first};
 }
 
-void RowExchange::add_up(const at::Tensor& out, int64_t begin) {
-  ops::sum_row_lists(out, begin, numbers_, values_, places_,
+void RowExchange::clear(const at::Tensor& out, int64_t begin) const {
+  const Part part = in_table(out, begin);
+  ops::clear_row_lists(part.out, part.begin, numbers_, grad_.size(0), grad_.size(1));
+}
+
+void RowExchange::add_up(const at::Tensor& out, int64_t begin) const {
+  const Part part = in_table(out, begin);
+  ops::sum_row_lists(part.out, part.begin, numbers_, values_, places_,
                      static_cast<double>(communicator_.world_size()), flags_);
 }
 

@@ -40,17 +40,24 @@ class RowExchange {
   void wait();
   /// The rows that the last add_up() has written in the same `out` become zeros, whoever has done
   /// what with them since.
-  void clear(const at::Tensor& out, int64_t begin);
+  void clear(const at::Tensor& out, int64_t begin) const;
   /// After wait(). out [n] 1-D fp32 or bf16: elements [begin, begin + n) of the means, in the order
-  /// of the table; those of rows that no rank has touched stay as they are. Sets the flags of all
+  /// of the table; those of rows that no rank has touched, and what is behind the table in a padded
+  /// flat space, stay as they are. Sets the flags of all
   /// listed rows. A row that a rank has touched with zeros only is in no list; its flag may be set
   /// there alone, which changes nothing: its gradient and moments are zeros everywhere.
-  void add_up(const at::Tensor& out, int64_t begin);
+  void add_up(const at::Tensor& out, int64_t begin) const;
 
   /// Of the buffers.
   int64_t bytes() const;
 
  private:
+  struct Part {
+    at::Tensor out;
+    int64_t begin = 0;
+  };
+  Part in_table(const at::Tensor& out, int64_t begin) const;
+
   Communicator& communicator_;
   at::Tensor grad_, flags_;
   at::Tensor values_;   // [W, K, C] as the table

@@ -159,7 +159,7 @@ void ShardedGrads::begin_step() {
     if (!flat.trainable) continue;
     if (alone_) spaces_[s].mean.zero_();
     if (spaces_[s].rows) {
-      clear_rows(spaces_[s], flat);
+      clear_rows(spaces_[s]);
     } else if (flat.external && !alone_) {
       spaces_[s].external.zero_();
     }
@@ -320,26 +320,13 @@ void ShardedGrads::copy_apart(Unit& unit) {
   }
 }
 
-// This rank's part of the table's means; a space is padded behind its table.
-at::Tensor ShardedGrads::means_of_rows(const Space& space, const UnitShard& plan) const {
-  const int64_t numel = plan.slots.front().numel;
-  const int64_t begin = std::min(numel, group_.rank() * space.mean.numel());
-  return space.mean.narrow(0, 0, std::min(space.mean.numel(), numel - begin));
-}
-
-void ShardedGrads::clear_rows(const Space& space, const UnitShard& plan) const {
+void ShardedGrads::clear_rows(const Space& space) const {
   // With replicas rows of other groups are in the means too.
   if (replicas_ != nullptr) {
     space.mean.zero_();
     return;
   }
-  space.rows->clear(means_of_rows(space, plan),
-                    std::min(plan.slots.front().numel, group_.rank() * space.mean.numel()));
-}
-
-void ShardedGrads::add_up_rows(const Space& space, const UnitShard& plan) const {
-  space.rows->add_up(means_of_rows(space, plan),
-                     std::min(plan.slots.front().numel, group_.rank() * space.mean.numel()));
+  space.rows->clear(space.mean, group_.rank() * space.mean.numel());
 }
 
 void ShardedGrads::add_mean(Space& space, const at::Tensor& wire, bool first) {
@@ -407,7 +394,7 @@ void ShardedGrads::finish() {
     if (!plan_.spaces[s].external) continue;
     if (space.rows) {
       space.rows->wait();
-      add_up_rows(space, plan_.spaces[s]);
+      space.rows->add_up(space.mean, group_.rank() * space.mean.numel());
     } else if (space.scatter.valid()) {
       space.scatter.wait();
       space.scatter = {};

@@ -104,9 +104,7 @@ class ShardedGrads {
   void take_buffer(int64_t unit);
   void finish_scatter(int64_t unit);
   void add_mean(Space& space, const at::Tensor& wire, bool first);
-  void clear_rows(const Space& space, const UnitShard& plan) const;
-  void add_up_rows(const Space& space, const UnitShard& plan) const;
-  at::Tensor means_of_rows(const Space& space, const UnitShard& plan) const;
+  void clear_rows(const Space& space) const;
   static void copy_apart(Unit& unit);
   void begin_replicate(Space& space, const std::string& detail);
 

@@ -12,7 +12,6 @@ void pack_rows_device(const at::Tensor& table, const at::Tensor& flags, const at
 void sum_row_lists_device(const at::Tensor& out, int64_t begin, const at::Tensor& rows,
                           const at::Tensor& values, const at::Tensor& slots, float divisor,
                           const at::Tensor& flags);
-
 void clear_row_lists_device(const at::Tensor& out, int64_t begin, const at::Tensor& rows,
                             int64_t table_rows, int64_t width);
 
